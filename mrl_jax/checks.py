@@ -1,0 +1,28 @@
+"""Errors that tell a user what was wrong, where, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+  """Something a user gave cannot be used; the message says how to mend it."""
+
+
+def require(condition: bool, message: str) -> None:
+  """Raises `InputError(message)` unless `condition` holds."""
+  if not condition:
+    raise InputError(message)
+
+
+def choose(name: str, table: dict, what: str):
+  """Returns `table[name]`; an unknown name is answered with the nearest."""
+  if name in table:
+    return table[name]
+  raise InputError(f'unknown {what} {name!r}.{did_you_mean(name, table)}')
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+  known = list(known)
+  near = difflib.get_close_matches(name, known, n=1)
+  hint = f' Did you mean {near[0]!r}?' if near else ''
+  return f'{hint} Known: {", ".join(sorted(known))}.'

@@ -1,0 +1,166 @@
+"""`arithmetic`: a dataset of small sums and lists, made on the spot.
+
+Six operations, each on two surfaces, a formula and words, with a worked
+solution whose last step is the answer:
+
+  formula/sub   '9 - 3 - 2'                              '= 6 = 4'
+  words/sub     'Ann had 9 pens, lost 3, lost 2'         '= 6 = 4'
+  formula/sort  'sort 4 9 3'                             '= 3 4 9'
+  words/sort    'line up 4 9 3 in order'                 '= 3 4 9'
+
+A family is a surface and an operation. The difficulty is the number of
+operands. Splits do not share operands: which split a set of operands belongs
+to does not depend on their order, nor on the family.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import hashlib
+import itertools
+import random
+
+import tensorflow_datasets as tfds
+
+OPERATIONS = ('add', 'sub', 'max', 'min', 'reverse', 'sort')
+SURFACES = ('formula', 'words')
+FAMILIES = tuple(f'{s}/{o}' for s in SURFACES for o in OPERATIONS)
+DIFFICULTIES = (3, 4)
+HELDOUT_SHARE = 0.15
+
+_WORDS = {
+  'add': ('{name} has {0} {things}', ', gets {}'),
+  'sub': ('{name} had {0} {things}', ', lost {}'),
+}
+_LIST_WORDS = {
+  'max': 'the top score of {}',
+  'min': 'the lowest score of {}',
+  'reverse': 'read {} backwards',
+  'sort': 'line up {} in order',
+}
+_NAMES = ('Tom', 'Ann', 'Sue', 'Bob')
+_THINGS = ('pens', 'eggs')
+
+
+def operands(operation: str, count: int) -> Iterator[tuple[int, ...]]:
+  """Every list of operands of an operation, in a fixed order."""
+  if operation == 'add':
+    yield from itertools.product(range(1, 7), repeat=count)
+  elif operation == 'sub':
+    taken = itertools.product(range(1, 5), repeat=count - 1)
+    for rest in taken:
+      yield from ((first, *rest) for first in range(sum(rest), 17))
+  else:
+    yield from itertools.permutations(range(10), count)
+
+
+def question(
+  surface: str, operation: str, numbers: Sequence[int], rng: random.Random
+) -> str:
+  """The text of a question; names and things are drawn from `rng`."""
+  listed = ' '.join(map(str, numbers))
+  if operation in _LIST_WORDS:
+    return (
+      f'{operation} {listed}'
+      if surface == 'formula'
+      else _LIST_WORDS[operation].format(listed)
+    )
+  if surface == 'formula':
+    return {'add': ' + ', 'sub': ' - '}[operation].join(map(str, numbers))
+  first, more = _WORDS[operation]
+  names = {'name': rng.choice(_NAMES), 'things': rng.choice(_THINGS)}
+  return first.format(numbers[0], **names) + ''.join(
+    more.format(n) for n in numbers[1:]
+  )
+
+
+def solution(operation: str, numbers: Sequence[int]) -> str:
+  """The worked solution; what follows the last '=' is the answer."""
+  sign = {'add': 1, 'sub': -1}.get(operation)
+  if sign:
+    rest = [numbers[0], *(sign * n for n in numbers[1:])]
+    steps = list(itertools.accumulate(rest))[1:]
+    return ' '.join(f'= {step}' for step in steps)
+  result = {
+    'max': lambda: [max(numbers)],
+    'min': lambda: [min(numbers)],
+    'reverse': lambda: numbers[::-1],
+    'sort': lambda: sorted(numbers),
+  }[operation]()
+  return '= ' + ' '.join(map(str, result))
+
+
+def is_heldout(numbers: Sequence[int], seed: int) -> bool:
+  """Whether these operands, in any order, belong to the held-out split."""
+  text = f'{seed}:{sorted(numbers)}'
+  digest = hashlib.sha256(text.encode()).digest()
+  return int.from_bytes(digest[:8], 'big') < HELDOUT_SHARE * 2**64
+
+
+@dataclasses.dataclass
+class ArithmeticConfig(tfds.core.BuilderConfig):
+  """`seed` chooses the held-out operands, and the names in word problems."""
+
+  seed: int = 0
+
+
+class Arithmetic(tfds.core.GeneratorBasedBuilder):
+  """The TFDS builder."""
+
+  VERSION = tfds.core.Version('1.0.0')
+  BUILDER_CONFIGS = (ArithmeticConfig(name='default'),)
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    text = tfds.features.Text
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description=__doc__,
+      features=tfds.features.FeaturesDict(
+        {
+          'id': text(doc='Unique over both splits.'),
+          'question': text(),
+          'solution': text(doc='Steps, the last of which is the answer.'),
+          'answer': text(),
+          'family': tfds.features.ClassLabel(names=FAMILIES),
+          'difficulty': tfds.features.Scalar(dtype='int32'),
+        }
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    del dl_manager
+    return {
+      'train': self._generate_examples(heldout=False),
+      'heldout': self._generate_examples(heldout=True),
+    }
+
+  def _generate_examples(self, heldout: bool):
+    seed = self.builder_config.seed
+    for family, count in itertools.product(FAMILIES, DIFFICULTIES):
+      surface, operation = family.split('/')
+      for numbers in operands(operation, count):
+        if is_heldout(numbers, seed) != heldout:
+          continue
+        key = f'{family}/{"-".join(map(str, numbers))}'
+        solved = solution(operation, numbers)
+        yield key, {
+          'id': key,
+          'question': question(
+            surface, operation, numbers, random.Random(f'{seed}:{key}')
+          ),
+          'solution': solved,
+          'answer': solved.rpartition('= ')[2],
+          'family': family,
+          'difficulty': count,
+        }
+
+
+def prepare(data_dir: str, seed: int) -> Arithmetic:
+  """The builder, its files written under `data_dir` if they are not there."""
+  tfds.disable_progress_bar()
+  builder = Arithmetic(
+    config=ArithmeticConfig(name=f'seed{seed}', seed=seed),
+    data_dir=data_dir,
+    file_format='array_record',
+  )
+  builder.download_and_prepare()
+  return builder

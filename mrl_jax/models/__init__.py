@@ -1,0 +1,1 @@
+"""The decoder: one implementation, model families as data."""

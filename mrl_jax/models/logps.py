@@ -1,0 +1,76 @@
+"""Log-probabilities of given tokens, without holding [B, T, V]."""
+
+import jax
+import jax.numpy as jnp
+
+from mrl_jax.models import decoder as decoder_lib
+
+
+def prompt_layout(valid_BS):
+  """Positions and causal mask of left-padded rows.
+
+  Args:
+    valid_BS: False at padding.
+
+  Returns:
+    positions_BS, counted from each row's first token; mask_BSS.
+  """
+  positions_BS = jnp.maximum(jnp.cumsum(valid_BS, 1) - 1, 0)
+  slots = valid_BS.shape[1]
+  causal_1SS = jnp.tril(jnp.ones((1, slots, slots), bool))
+  return positions_BS, causal_1SS & valid_BS[:, None, :]
+
+
+def response_logps(
+  decoder: decoder_lib.Decoder,
+  tokens_BS: jax.Array,
+  valid_BS: jax.Array,
+  length: int,
+  chunk: int,
+) -> jax.Array:
+  """log pi(token | all before it) of the last `length` tokens of every row.
+
+  Args:
+    decoder: the policy.
+    tokens_BS: left-padded prompts, then right-padded responses.
+    valid_BS: False at padding.
+    length: T, the number of response positions.
+    chunk: at most about this many tokens have their logits in memory at once;
+      the backward pass computes them again.
+
+  Returns:
+    logp_BT, float32; 0 at padding.
+  """
+  positions_BS, mask_BSS = prompt_layout(valid_BS)
+  hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
+  logp_BT = token_logps(
+    decoder, hidden_BSD[:, -length - 1 : -1], tokens_BS[:, -length:], chunk
+  )
+  return jnp.where(valid_BS[:, -length:], logp_BT, 0.0)
+
+
+def token_logps(decoder, hidden_BTD, targets_BT, chunk):
+  """log softmax(logits)[target], a chunk of positions at a time."""
+
+  @jax.checkpoint
+  def score(hidden_BTD, targets_BT):
+    logits_BTV = decoder.logits(hidden_BTD)
+    chosen_BT1 = jnp.take_along_axis(logits_BTV, targets_BT[..., None], -1)
+    return chosen_BT1[..., 0] - jax.nn.logsumexp(logits_BTV, -1)
+
+  batch, length = targets_BT.shape
+  step = max(1, min(length, chunk // batch))
+  if step == length:
+    return score(hidden_BTD, targets_BT)
+  pad = -length % step
+  by_chunk = lambda x: jnp.moveaxis(
+    jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
+      batch, -1, step, *x.shape[2:]
+    ),
+    1,
+    0,
+  )
+  logp_MBT = jax.lax.map(
+    lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
+  )
+  return jnp.moveaxis(logp_MBT, 0, 1).reshape(batch, -1)[:, :length]

@@ -1,0 +1,1 @@
+"""Sampling completions on a mesh."""

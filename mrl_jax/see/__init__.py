@@ -1,0 +1,1 @@
+"""SEE: shared experience exchange, typed records in bounded queues."""

@@ -1,0 +1,1 @@
+"""What crosses between policies, and what each makes of it; numpy only."""

@@ -1,0 +1,1 @@
+"""THL: carries rollouts between vocabularies, in coordinates of bytes."""

@@ -1,0 +1,198 @@
+"""A tokenizer seen through bytes: what every one of its ids stands for."""
+
+import collections
+from collections.abc import Iterable, Sequence
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+import tokenizers
+
+from mrl_jax import checks
+
+_SPACE = '\u2581'  # How SentencePiece writes a space.
+_BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
+_LONE_BYTES = re.compile('([\udc80-\udcff])')
+
+
+def load(path: str) -> 'ByteTokenizer':
+  """Loads the Hugging Face tokenizer at `path`, a folder or a hub name."""
+  # Else it warns that torch, which nothing here uses, is missing.
+  os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+  import transformers
+
+  try:
+    hf = transformers.AutoTokenizer.from_pretrained(path)
+  except (OSError, ValueError, KeyError) as error:
+    raise checks.InputError(
+      f'no tokenizer could be loaded from {path!r}: {error}'
+    ) from error
+  checks.require(
+    hf.is_fast and hf.eos_token_id is not None,
+    f'the tokenizer at {path!r} must be a fast one with an end-of-sequence '
+    'token; name it in its tokenizer_config.json',
+  )
+  return ByteTokenizer(
+    hf.backend_tokenizer, eos_id=hf.eos_token_id, bos_id=hf.bos_token_id
+  )
+
+
+class ByteTokenizer:
+  """Encodes and decodes bytes, and knows the bytes of every id.
+
+  Text is untrusted: what looks like a control token in it is encoded as
+  ordinary text.
+
+  Attributes:
+    token_bytes: the bytes of each id; none for control tokens.
+    byte_length_V: i32, their number.
+    eos_id, bos_id: the end-of-sequence and, if there is one, first token.
+    fingerprint: equal for tokenizers that encode alike.
+  """
+
+  def __init__(
+    self,
+    backend: tokenizers.Tokenizer,
+    *,
+    eos_id: int,
+    bos_id: int | None = None,
+  ):
+    spec = json.loads(backend.to_str())
+    spec.update(post_processor=None, truncation=None, padding=None)
+    self.eos_id, self.bos_id = eos_id, bos_id
+    self.fingerprint = _digest({**spec, 'eos': eos_id, 'bos': bos_id})
+    special = {t['id']: t['content'] for t in spec['added_tokens']
+               if t['special']}  # fmt: skip
+    special.setdefault(eos_id, backend.id_to_token(eos_id))
+    self.token_bytes = _token_bytes(backend, spec, special)
+    self.byte_length_V = np.array([len(b) for b in self.token_bytes], np.int32)
+    self._byte_ids = {
+      b: i for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1
+    }
+    self._cut = _inside_any(special.values())
+    self._start = _from_spec(spec)
+    self._continue = _from_spec(_without_prefix(spec))
+
+  @property
+  def vocab_size(self) -> int:
+    return len(self.token_bytes)
+
+  def encode_prompt(self, text: str) -> np.ndarray:
+    """Ids (i32) of `text` at the start of a sequence."""
+    first = [] if self.bos_id is None else [self.bos_id]
+    return np.array(first + self._encode(self._start, text), np.int32)
+
+  def encode(self, payload: bytes) -> np.ndarray:
+    """Ids (i32) of `payload` as the continuation of a sequence.
+
+    Bytes that are not UTF-8 become single-byte tokens where the vocabulary has
+    them. Check `decode(encode(payload)) == payload`: a normaliser or a missing
+    piece may have changed or lost some.
+    """
+    ids = []
+    text = payload.decode('utf-8', errors='surrogateescape')
+    for i, part in enumerate(_LONE_BYTES.split(text)):
+      if i % 2:
+        byte = part.encode('utf-8', errors='surrogateescape')
+        ids.extend(self._byte_ids[b] for b in [byte] if b in self._byte_ids)
+      elif part:
+        ids.extend(self._encode(self._continue, part))
+    return np.array(ids, np.int32)
+
+  def decode(self, ids: Sequence[int]) -> bytes:
+    """The bytes that `ids` stand for."""
+    return b''.join(self.token_bytes[i] for i in ids)
+
+  def _encode(self, encoder, text: str) -> list[int]:
+    ids = []
+    for part in self._cut.split(text):
+      ids.extend(encoder.encode(part, add_special_tokens=False).ids)
+    return ids
+
+
+def _inside_any(contents: Iterable[str]) -> re.Pattern:
+  """Matches after the first character of any control token.
+
+  Text cut there no longer holds one, neither for the list of added tokens nor
+  for the model's own vocabulary.
+  """
+  rests = collections.defaultdict(list)
+  for content in contents:
+    if len(content) > 1:
+      rests[content[0]].append(re.escape(content[1:]))
+  cuts = [f'(?<={re.escape(c)})(?={"|".join(r)})' for c, r in rests.items()]
+  return re.compile('|'.join(cuts) or '(?!)')
+
+
+def _digest(spec: dict) -> str:
+  text = json.dumps(spec, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _from_spec(spec: dict) -> tokenizers.Tokenizer:
+  return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _without_prefix(spec: dict) -> dict:
+  """The same tokenizer without the space that some put before all text."""
+
+  def strip(step):
+    if step is None:
+      return None
+    for part in ('normalizers', 'pretokenizers'):
+      if part in step:
+        kept = [strip(s) for s in step[part] if s['type'] != 'Prepend']
+        return {**step, part: kept}
+    if step['type'] == 'Metaspace':
+      return {**step, 'prepend_scheme': 'never'}
+    if step['type'] == 'ByteLevel':
+      return {**step, 'add_prefix_space': False}
+    return None if step['type'] == 'Prepend' else step
+
+  return {
+    **spec,
+    'normalizer': strip(spec['normalizer']),
+    'pre_tokenizer': strip(spec['pre_tokenizer']),
+  }
+
+
+def _token_bytes(backend, spec, special) -> list[bytes]:
+  decoder = json.dumps(spec['decoder'])
+  if '"ByteLevel"' in decoder:
+    unicode_bytes = _byte_level_alphabet()
+    to_bytes = lambda piece: bytes(unicode_bytes[c] for c in piece)
+  elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder:
+    to_bytes = _sentencepiece_bytes
+  else:
+    raise checks.InputError(
+      'bytes of ids are known for byte-level and SentencePiece-style '
+      f'tokenizers; this one decodes with {decoder}'
+    )
+  added = {t['id']: t['content'].encode() for t in spec['added_tokens']}
+  size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+  table = []
+  for i in range(size):
+    piece = backend.id_to_token(i)
+    if piece is None or i in special:
+      table.append(b'')
+    else:
+      table.append(added[i] if i in added else to_bytes(piece))
+  return table
+
+
+def _sentencepiece_bytes(piece: str) -> bytes:
+  byte = _BYTE_PIECE.fullmatch(piece)
+  if byte:
+    return bytes([int(byte[1], 16)])
+  return piece.replace(_SPACE, ' ').encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+  """The character that stands for each byte in byte-level BPE (GPT-2)."""
+  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  rest = [b for b in range(256) if b not in set(printable)]
+  return {chr(b): b for b in printable} | {
+    chr(256 + i): b for i, b in enumerate(rest)
+  }

@@ -1,0 +1,127 @@
+"""Carries a peer's rollout into the receiver's vocabulary."""
+
+import collections
+import dataclasses
+
+import numpy as np
+
+from mrl_jax import records
+from mrl_jax.thl import align
+from mrl_jax.thl import byte_tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Transferred:
+  """A peer's rollout in the receiver's tokens.
+
+  Attributes:
+    ids: i32 [m], with the receiver's end-of-sequence if the peer stopped.
+    behaviour_logp: f32 [m], the peer's log-probabilities at temperature 1,
+      carried as an extensive trace; their sum is conserved in every chunk.
+    chunk: i32 [m], the common-boundary chunk of each token.
+  """
+
+  ids: np.ndarray
+  behaviour_logp: np.ndarray
+  chunk: np.ndarray
+
+
+@dataclasses.dataclass(kw_only=True)
+class Residual:
+  """What could not be carried, summed over the rollouts of a direction.
+
+  Attributes:
+    rollouts: that were offered.
+    refused: those among them that were not carried, by reason.
+    sender_tokens, receiver_tokens: of the rollouts carried.
+    chunks: of the rollouts carried, by how many tokens of the sender and of
+      the receiver they have: '1:1', '1:n', 'n:1' and 'n:m'.
+  """
+
+  rollouts: int = 0
+  refused: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  sender_tokens: int = 0
+  receiver_tokens: int = 0
+  chunks: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+
+  def add(self, other: 'Residual') -> None:
+    self.rollouts += other.rollouts
+    self.refused.update(other.refused)
+    self.sender_tokens += other.sender_tokens
+    self.receiver_tokens += other.receiver_tokens
+    self.chunks.update(other.chunks)
+
+  @property
+  def segmentation_error(self) -> float:
+    """e_seg, the share of the receiver's boundaries that are not common."""
+    if not self.receiver_tokens:
+      return 0.0
+    return 1 - self.chunks.total() / self.receiver_tokens
+
+
+def transfer(
+  rollout: records.Rollout,
+  receiver: byte_tokenizer.ByteTokenizer,
+  max_tokens: int,
+  residual: Residual,
+) -> Transferred | None:
+  """Carries `rollout` over, and enters what happened in `residual`.
+
+  With equal tokenizers the sampled ids are kept as they are. Otherwise the
+  payload is encoded anew; end-of-sequence is an event that both sides have a
+  token for, so that the two are aligned with each other.
+
+  Args:
+    rollout: a validated record of a peer.
+    receiver: the tokenizer of the policy that is to learn from it.
+    max_tokens: the longest response that policy can train on.
+    residual: of this direction; changed in place.
+
+  Returns:
+    The rollout in the receiver's tokens, or None if it was refused because
+    its bytes could not be written in them ('round_trip'), it became too long
+    ('too_long') or there is nothing in it ('empty').
+  """
+  residual.rollouts += 1
+  if rollout.header.tokenizer == receiver.fingerprint:
+    ids, behaviour_logp = rollout.ids, rollout.policy_logp
+    sender_chunk = chunk = np.arange(len(ids), dtype=np.int32)
+  else:
+    ids = receiver.encode(rollout.payload)
+    if receiver.decode(ids) != rollout.payload:
+      residual.refused['round_trip'] += 1
+      return None
+    sender_lengths = rollout.byte_lengths.copy()
+    lengths = receiver.byte_length_V[ids]
+    if rollout.finish == 'stop':
+      # One more byte stands for end-of-sequence, on both sides.
+      sender_lengths[-1] = 1
+      lengths = np.append(lengths, np.int32(1))
+      ids = np.append(ids, np.int32(receiver.eos_id))
+    sender_chunk, chunk = align.chunks(sender_lengths, lengths)
+    behaviour_logp = align.carry_extensive(
+      rollout.policy_logp, sender_lengths, lengths
+    ).astype(np.float32)
+  if not 0 < len(ids) <= max_tokens:
+    residual.refused['too_long' if len(ids) else 'empty'] += 1
+    return None
+  _count_chunks(residual, sender_chunk, chunk)
+  return Transferred(ids=ids, behaviour_logp=behaviour_logp, chunk=chunk)
+
+
+def _count_chunks(residual, sender_chunk, chunk):
+  senders, receivers = np.bincount(sender_chunk), np.bincount(chunk)
+  residual.sender_tokens += len(sender_chunk)
+  residual.receiver_tokens += len(chunk)
+  for many_s, many_r, name in (
+    (False, False, '1:1'),
+    (False, True, '1:n'),
+    (True, False, 'n:1'),
+    (True, True, 'n:m'),
+  ):
+    same = ((senders > 1) == many_s) & ((receivers > 1) == many_r)
+    residual.chunks[name] += int(same.sum())

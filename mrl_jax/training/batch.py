@@ -1,0 +1,123 @@
+"""Packs rows into the arrays of an update."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import numpy as np
+
+from mrl_jax import checks
+from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.training import update
+
+
+def token_weights(
+  lengths: Sequence[int], max_length: int, aggregation: str
+) -> np.ndarray:
+  """The weight of one token of each row, f32 [B]; sums over tokens are losses.
+
+  Args:
+    lengths: tokens of every response of the mini-batch, those that are later
+      dropped for want of an advantage included.
+    max_length: the longest response that can be.
+    aggregation: `token_mean`, all tokens alike (DAPO, 2503.14476, eq. 8);
+      `sequence_mean`, all responses alike (GRPO, 2402.03300, eq. 3);
+      `constant`, all tokens alike, divided by rows * max_length (Dr. GRPO,
+      2503.20783).
+  """
+  lengths = np.asarray(lengths, np.float64)
+  rows = len(lengths)
+  weights = {
+    'token_mean': lambda: np.full(rows, 1 / lengths.sum()),
+    'sequence_mean': lambda: 1 / (lengths * rows),
+    'constant': lambda: np.full(rows, 1 / (rows * max_length)),
+  }
+  return checks.choose(aggregation, weights, 'loss.aggregation')()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packer:
+  """The shapes that rows are packed into.
+
+  Attributes:
+    context, length: C and T, prompt and response positions.
+    multiple: row counts are rounded up to a multiple of it, to bound the
+      number of shapes that are compiled; the mesh must divide it.
+    micro_rows: the most rows in a micro-batch, a multiple of `multiple`.
+    mini_batches: updates a round.
+    aggregation: see `token_weights`.
+  """
+
+  context: int
+  length: int
+  multiple: int
+  micro_rows: int
+  mini_batches: int
+  aggregation: str
+
+  def mini_batch_parts(
+    self,
+    prompt_ids: Sequence[np.ndarray],
+    parts: Mapping[str, Sequence[rows_lib.Row]],
+  ) -> list[dict[str, update.Rows]]:
+    """The parts of every mini-batch; a prompt's rows stay together.
+
+    Rows of zero advantage have no gradient. They are left out, and counted in
+    the weights of the others.
+    """
+    prompts = len(prompt_ids)
+    return [
+      self._weigh_and_pack(
+        prompt_ids,
+        {
+          name: [r for r in rows if r.prompt * self.mini_batches // prompts == m]
+          for name, rows in parts.items()
+        },
+      )
+      for m in range(self.mini_batches)
+    ]
+
+  def _weigh_and_pack(self, prompt_ids, parts):
+    lengths = [len(row.ids) for rows in parts.values() for row in rows]
+    weights = iter(token_weights(lengths, self.length, self.aggregation))
+    packed = {}
+    for name, rows in parts.items():
+      weighed = [(row, next(weights)) for row in rows]
+      live = [(row, w) for row, w in weighed if row.advantage != 0]
+      if live or name == 'own':  # An update without signal is still a step.
+        packed[name] = self.pack(prompt_ids, live)
+    return packed
+
+  def pack(
+    self,
+    prompt_ids: Sequence[np.ndarray],
+    weighed: Sequence[tuple[rows_lib.Row, float]],
+  ) -> update.Rows:
+    """Pads rows, each with the weight of its tokens, to micro-batches."""
+    size = max(1, -(-len(weighed) // self.multiple)) * self.multiple
+    if size > self.micro_rows:
+      size = -(-len(weighed) // self.micro_rows) * self.micro_rows
+    slots = self.context + self.length
+    tokens_BS = np.zeros((size, slots), np.int32)
+    valid_BS = np.zeros((size, slots), bool)
+    floats = np.zeros((2, size, self.length), np.float32)
+    old_logp_BT, weight_BT = floats
+    advantage_B1 = np.zeros((size, 1), np.float32)
+    chunk_BT = np.zeros((size, self.length), np.int32)
+    for b, (row, weight) in enumerate(weighed):
+      prompt, n = prompt_ids[row.prompt], len(row.ids)
+      tokens_BS[b, self.context - len(prompt) : self.context] = prompt
+      tokens_BS[b, self.context : self.context + n] = row.ids
+      valid_BS[b, self.context - len(prompt) : self.context + n] = True
+      old_logp_BT[b, :n] = row.old_logp
+      weight_BT[b, :n] = weight
+      advantage_B1[b] = row.advantage
+      chunk_BT[b, :n] = row.chunk
+    by_micro = lambda x: x.reshape(-1, min(size, self.micro_rows), x.shape[1])
+    return update.Rows(
+      tokens_BS=by_micro(tokens_BS),
+      valid_BS=by_micro(valid_BS),
+      old_logp_BT=by_micro(old_logp_BT),
+      advantage_B1=by_micro(advantage_B1),
+      weight_BT=by_micro(weight_BT),
+      chunk_BT=by_micro(chunk_BT),
+    )

@@ -1,0 +1,69 @@
+"""The state of one policy's training: a pytree, sharded over its mesh."""
+
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import optax
+
+from mrl_jax.config import ModelConfig
+from mrl_jax.models import decoder
+from mrl_jax.models import sharding
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['step', 'params', 'opt_state'],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """What an update takes and gives back.
+
+  Attributes:
+    step: int32, updates done; the policy's version.
+    params: parameters by name, float32.
+    opt_state: the optimizer's moments, sharded as the parameters are.
+  """
+
+  step: jax.Array
+  params: nnx.State
+  opt_state: optax.OptState
+
+
+def shardings(
+  model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """Where each leaf of the state lives; allocates nothing."""
+  params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
+  placed = sharding.params(params, mesh, sharding.TRAIN)
+  opt_state = optax.tree_utils.tree_map_params(
+    optimizer,
+    lambda _, place: place,
+    jax.eval_shape(optimizer.init, params),
+    placed,
+    transform_non_params=lambda _: sharding.replicated(mesh),
+  )
+  return TrainState(sharding.replicated(mesh), placed, opt_state)
+
+
+def init(
+  model: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  key: jax.Array,
+) -> TrainState:
+  """A fresh policy, made on its own mesh shard by shard."""
+
+  def fresh(key):
+    params = _init_params(model, key)
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+  return jax.jit(fresh, out_shardings=shardings(model, optimizer, mesh))(key)
+
+
+def _init_params(model, key):
+  return nnx.state(decoder.Decoder(model, nnx.Rngs(key)))
