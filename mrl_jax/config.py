@@ -1,6 +1,12 @@
 """Typed configuration that both halves of the system read."""
 
 import dataclasses
+import hashlib
+import json
+
+import ml_collections
+
+from mrl_jax import checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,3 +37,82 @@ class ModelConfig:
     layer = attention + 3 * self.d_model * self.d_ff + norms
     embeddings = self.vocab_size * self.d_model * (2 - self.tie_embeddings)
     return self.num_layers * layer + embeddings + self.d_model
+
+
+def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
+  """{'train.rounds': 150, ...}."""
+  items = {}
+  for name, value in config.items():
+    if isinstance(value, ml_collections.ConfigDict):
+      items |= flat(value, f'{prefix}{name}.')
+    else:
+      items[prefix + name] = list(value) if isinstance(value, tuple) else value
+  return items
+
+
+def fingerprint(config: ml_collections.ConfigDict) -> str:
+  """Equal for equal configs."""
+  text = json.dumps(flat(config), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses numbers that cannot be, before anything is built of them.
+
+  Raises:
+    InputError: names the key, its value and what it may be.
+  """
+  values = flat(config)
+  for name, value in values.items():
+    least = _LEAST.get(name)
+    if least is not None and value < least:
+      raise checks.InputError(f'{name} = {value}; it must be at least {least}')
+  require = checks.require
+  require(bool(config.policies), 'policies is empty; a run needs at least one')
+  require(
+    config.train.prompts % config.train.mini_batches == 0,
+    f'train.mini_batches = {config.train.mini_batches} does not divide '
+    f'train.prompts = {config.train.prompts}',
+  )
+  require(
+    config.train.micro_rows % config.train.row_multiple == 0,
+    f'train.row_multiple = {config.train.row_multiple} does not divide '
+    f'train.micro_rows = {config.train.micro_rows}',
+  )
+  require(
+    config.sample.temperature > 0 and config.eval.temperature > 0,
+    'sample.temperature and eval.temperature must be above 0',
+  )
+  checks.choose(
+    config.sample.long_prompts,
+    dict.fromkeys(('skip', 'error')),
+    'sample.long_prompts',
+  )
+  for name, policy in config.policies.items():
+    require(
+      '{prompt}' in policy.template,
+      f'policies.{name}.template = {policy.template!r} lacks "{{prompt}}"',
+    )
+
+
+_LEAST = {
+  'train.rounds': 1,
+  'train.prompts': 1,
+  'train.samples': 1,
+  'train.mini_batches': 1,
+  'train.row_multiple': 1,
+  'train.logit_chunk': 1,
+  'sample.max_tokens': 1,
+  'sample.max_prompt_tokens': 1,
+  'eval.every': 1,
+  'eval.prompts': 1,
+  'eval.samples': 1,
+  'eval.batch': 1,
+  'checkpoint.every': 1,
+  'checkpoint.keep': 1,
+  'warm_start.steps': 0,
+  'warm_start.batch': 1,
+  'mwra.emulated_devices': 1,
+  'mwra.tensor': 1,
+  'see.max_staleness': 0,
+}

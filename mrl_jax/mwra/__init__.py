@@ -1,0 +1,1 @@
+"""MWRA: which policy runs on which devices."""

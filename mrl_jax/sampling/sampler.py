@@ -6,9 +6,12 @@ import functools
 from flax import nnx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from mrl_jax.config import ModelConfig
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import logps
+from mrl_jax.models import sharding
 
 
 @functools.partial(
@@ -90,10 +93,9 @@ def sample(
   hidden_PCD, cache = decoder(prompt_PC, positions_PC, mask_PCS, cache)
   by_row = lambda x: jnp.repeat(x, samples, axis=0)
   logits_BV = by_row(decoder.logits(hidden_PCD[:, -1:])[:, 0])
-  key_PG = jax.vmap(
-    lambda p: jax.vmap(lambda g: jax.random.fold_in(p, g))(jnp.arange(samples))
-  )(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(prompts)))
-  key_B = key_PG.reshape(-1)
+  each = jax.vmap(jax.random.fold_in, (0, 0))
+  place_B, sample_B = jnp.divmod(jnp.arange(prompts * samples), samples)
+  key_B = each(each(by_row(jnp.broadcast_to(key, prompts)), place_B), sample_B)
   prompt_length_B = by_row(valid_PC.sum(1))
   # Slots of the response are valid once written; the loop hides later ones.
   valid_BS = jnp.pad(
@@ -166,4 +168,25 @@ def sample(
 
 def _log_prob(logits_BV, token_B):
   chosen_B1 = jnp.take_along_axis(logits_BV, token_B[:, None], -1)
-  return chosen_B1[:, 0] - jax.nn.logsumexp(logits_BV, -1)
+  return jnp.minimum(chosen_B1[:, 0] - jax.nn.logsumexp(logits_BV, -1), 0.0)
+
+
+def build(model: ModelConfig, mesh: Mesh, **settings):
+  """Jits `sample(params, prompt_PC, valid_PC, key, temperature) -> Samples`.
+
+  Args:
+    model: the policy's architecture.
+    mesh: of the parameters, placed by `sharding.DECODE`; the prompts are spread
+      over it, which has to divide their number.
+    **settings: the keyword arguments of `sample`.
+  """
+  graphdef, params = nnx.split(
+    nnx.eval_shape(lambda: decoder_lib.Decoder(model, nnx.Rngs(0)))
+  )
+  rows, one = sharding.rows(mesh), sharding.replicated(mesh)
+  places = sharding.params(params, mesh, sharding.DECODE)
+  return jax.jit(
+    lambda params, *args: sample(nnx.merge(graphdef, params), *args, **settings),
+    in_shardings=(places, rows, rows, one, one),
+    out_shardings=rows,
+  )

@@ -39,30 +39,35 @@ def shardings(
 ) -> TrainState:
   """Where each leaf of the state lives; allocates nothing."""
   params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
-  placed = sharding.params(params, mesh, sharding.TRAIN)
+  places = sharding.params(params, mesh, sharding.TRAIN)
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
     lambda _, place: place,
     jax.eval_shape(optimizer.init, params),
-    placed,
+    places,
     transform_non_params=lambda _: sharding.replicated(mesh),
   )
-  return TrainState(sharding.replicated(mesh), placed, opt_state)
+  return TrainState(sharding.replicated(mesh), places, opt_state)
 
 
-def init(
+def init_params(model: ModelConfig, mesh: Mesh, key: jax.Array) -> nnx.State:
+  """Random parameters, made shard by shard where they live."""
+  params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
+  places = sharding.params(params, mesh, sharding.TRAIN)
+  return jax.jit(
+    functools.partial(_init_params, model), out_shardings=places
+  )(key)
+
+
+def fresh(
+  params: nnx.State,
   model: ModelConfig,
   optimizer: optax.GradientTransformation,
   mesh: Mesh,
-  key: jax.Array,
 ) -> TrainState:
-  """A fresh policy, made on its own mesh shard by shard."""
-
-  def fresh(key):
-    params = _init_params(model, key)
-    return TrainState(jnp.int32(0), params, optimizer.init(params))
-
-  return jax.jit(fresh, out_shardings=shardings(model, optimizer, mesh))(key)
+  """The state of a policy that has these parameters and no updates yet."""
+  init = lambda params: TrainState(jnp.int32(0), params, optimizer.init(params))
+  return jax.jit(init, out_shardings=shardings(model, optimizer, mesh))(params)
 
 
 def _init_params(model, key):

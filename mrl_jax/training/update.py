@@ -75,7 +75,9 @@ def build(
     of `objectives`. The statistics are sums over tokens, by 'part/name', with
     'grad_norm'.
   """
-  graphdef = nnx.graphdef(nnx.eval_shape(lambda: decoder.Decoder(model, nnx.Rngs(0))))
+  graphdef = nnx.graphdef(
+    nnx.eval_shape(lambda: decoder.Decoder(model, nnx.Rngs(0)))
+  )
   places = state_lib.shardings(model, optimizer, mesh)
 
   def loss(params, rows, objective):

@@ -1,0 +1,174 @@
+"""Defaults of every run. The other files of this folder say what they change.
+
+The default job needs no download. Two small policies of different families,
+sizes and tokenizers learn arithmetic on 8 emulated CPU devices. Before any
+reinforcement, a short supervised phase (`warm_start`) gives them something to
+find and something to give:
+
+- Both see every operation as a formula, `max 4 9 3`. Each sees only half of
+  the operations in words, `the top score of 4 9 3`; the other half it never
+  sees. Networks this small need thousands of examples for a new fact, so what
+  is left to reinforcement must be elicited rather than learnt: here, that
+  words stand for operations which the policy already knows.
+- A share of all demonstrations ends in `: 9`, which the verifier rejects,
+  where `= 9` would do. GRPO learns the accepted form quickly. Without this
+  share there is little for it to gain; the missing words are what peers give.
+"""
+
+import ml_collections
+
+FORMULAS = (
+  'formula/add',
+  'formula/sub',
+  'formula/max',
+  'formula/min',
+  'formula/reverse',
+  'formula/sort',
+)
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = ml_collections.ConfigDict()
+  config.seed = 0
+  # Generated data, tokenizers and warm starts; '' keeps them in the work dir.
+  config.cache_dir = ''
+
+  config.method = ml_collections.ConfigDict()
+  config.method.name = 'grpo'  # A row of `mrl_jax/algorithms.py`.
+  config.method.which = ''  # Replaces one part of the row; '' leaves it.
+  config.method.how = ''
+  config.method.baseline = ''
+  config.method.clip_low = 0.2
+  config.method.clip_high = 0.28
+  config.method.dual_clip = 3.0  # 0 is off.
+  config.method.max_ratio = 2.0  # Truncation of peers' ratios.
+
+  config.policies = ml_collections.ConfigDict()
+  config.policies.llama = policy(
+    family='llama',
+    tokenizer='bpe',
+    vocab_size=384,
+    num_layers=2,
+    d_model=96,
+    d_ff=256,
+    num_heads=3,
+    num_kv_heads=3,
+    head_dim=32,
+    warm_start=('words/add', 'words/max', 'words/reverse'),
+  )
+  config.policies.gemma = policy(
+    family='gemma',
+    tokenizer='unigram',
+    vocab_size=384,
+    num_layers=3,
+    d_model=64,
+    d_ff=256,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=32,
+    warm_start=('words/sub', 'words/min', 'words/sort'),
+  )
+
+  config.data = ml_collections.ConfigDict()
+  config.data.source = 'arithmetic'  # Or 'jsonl'.
+  config.data.seed = 0  # Which operands are held out.
+  config.data.families = (
+    'words/add',
+    'words/sub',
+    'words/max',
+    'words/min',
+    'words/reverse',
+    'words/sort',
+    'formula/add',
+    'formula/sort',
+  )
+  config.data.difficulties = (3,)  # Numbers of operands.
+  config.data.jsonl = ml_collections.ConfigDict()
+  config.data.jsonl.train = ''  # Path of a file, one JSON object a line.
+  config.data.jsonl.heldout = ''
+  config.data.jsonl.prompt = 'question'  # Fields of its objects.
+  config.data.jsonl.answer = 'answer'
+
+  config.warm_start = ml_collections.ConfigDict()
+  config.warm_start.steps = 700  # 0 leaves the policies as they are.
+  config.warm_start.batch = 64
+  config.warm_start.rejected_share = 0.4
+  config.warm_start.rejected_marker = ':'
+  config.warm_start.optimizer = optimizer(
+    learning_rate=4e-3, warmup_steps=50, final_fraction=0.1, weight_decay=0.01
+  )
+
+  config.reward = ml_collections.ConfigDict()
+  config.reward.marker = '='  # The answer follows the last one.
+  config.reward.weights = ml_collections.ConfigDict()
+  config.reward.weights.exact = 1.0
+  config.reward.weights.format = 0.0
+
+  config.sample = ml_collections.ConfigDict()
+  config.sample.temperature = 1.0
+  config.sample.max_prompt_tokens = 64
+  config.sample.long_prompts = 'skip'  # Or 'error'.
+  config.sample.max_tokens = 16
+
+  config.train = ml_collections.ConfigDict()
+  config.train.rounds = 150
+  config.train.prompts = 32  # A round.
+  config.train.samples = 8  # A prompt.
+  config.train.mini_batches = 2  # Updates a round.
+  config.train.row_multiple = 32  # Rows are padded to it; bounds recompilation.
+  config.train.micro_rows = 512  # Rows of one forward and backward pass.
+  config.train.logit_chunk = 65536  # Tokens whose logits are held at once.
+  config.train.aggregation = 'token_mean'
+  config.train.optimizer = optimizer(
+    learning_rate=3e-4, warmup_steps=0, final_fraction=0.2, weight_decay=0.0
+  )
+
+  config.eval = ml_collections.ConfigDict()
+  config.eval.every = 50  # Rounds; before and after is evaluated in any case.
+  config.eval.prompts = 320
+  config.eval.samples = 4
+  config.eval.batch = 64
+  config.eval.temperature = 1.0
+
+  config.see = ml_collections.ConfigDict()
+  config.see.max_staleness = 0  # Rounds.
+  config.see.capacity_records = 65536  # Of each receiver's queue.
+  config.see.capacity_mib = 256
+  config.see.block_s = 10.0
+  config.see.wait_s = 60.0
+
+  config.mwra = ml_collections.ConfigDict()
+  config.mwra.emulated_devices = 8  # Where there is no accelerator.
+  config.mwra.tensor = 1  # Size of every policy's tensor axis.
+  config.mwra.time_share = False
+
+  config.checkpoint = ml_collections.ConfigDict()
+  config.checkpoint.every = 50  # Rounds; the last round is always saved.
+  config.checkpoint.keep = 2
+  return config
+
+
+def policy(family, tokenizer, vocab_size, warm_start, **sizes):
+  """A policy; `sizes` are fields of `mrl_jax.config.ModelConfig`."""
+  config = ml_collections.ConfigDict()
+  config.model = ml_collections.ConfigDict({'family': family, **sizes})
+  config.template = '{prompt}\n'
+  config.tokenizer = ml_collections.ConfigDict()
+  config.tokenizer.path = ''  # A Hugging Face folder; '' trains one.
+  config.tokenizer.kind = tokenizer  # 'bpe' or 'unigram'.
+  config.tokenizer.vocab_size = vocab_size
+  config.warm_start_families = (*FORMULAS, *warm_start)
+  return config
+
+
+def optimizer(learning_rate, warmup_steps, final_fraction, weight_decay):
+  """AdamW: linear warm-up, then cosine to `final_fraction` of the rate."""
+  config = ml_collections.ConfigDict()
+  config.learning_rate = learning_rate
+  config.warmup_steps = warmup_steps
+  config.final_fraction = final_fraction
+  config.weight_decay = weight_decay
+  config.b1 = 0.9
+  config.b2 = 0.99
+  config.clip_norm = 1.0
+  return config

@@ -1,0 +1,108 @@
+"""Prompts from their sources, checked before anything runs."""
+
+from collections.abc import Sequence
+import itertools
+import json
+import os
+import random
+
+from mrl_jax import checks
+from mrl_jax import records
+from mrl_jax.data import arithmetic
+
+SPLITS = ('train', 'heldout')
+
+
+def load(config, split: str, cache_dir: str) -> list[records.Prompt]:
+  """All prompts of a split, of any family.
+
+  Args:
+    config: `config.data`.
+    split: one of `SPLITS`.
+    cache_dir: where generated datasets are kept.
+
+  Raises:
+    InputError: the source is unknown, empty, missing or malformed.
+  """
+  read = checks.choose(config.source, SOURCES, 'data.source')
+  prompts = read(config, split, cache_dir)
+  checks.require(
+    bool(prompts), f'there is no {split} prompt in data.source={config.source}'
+  )
+  return prompts
+
+
+def of_families(
+  prompts: Sequence[records.Prompt], families: Sequence[str]
+) -> list[records.Prompt]:
+  """The prompts of these families, and those of sources that know none."""
+  known = {prompt.family for prompt in prompts}
+  if known == {''}:
+    return list(prompts)
+  for family in families:
+    checks.choose(family, dict.fromkeys(known), 'family')
+  return [prompt for prompt in prompts if prompt.family in families]
+
+
+def _arithmetic(config, split, cache_dir):
+  builder = arithmetic.prepare(os.path.join(cache_dir, 'tfds'), config.seed)
+  prompts = [
+    records.Prompt(
+      id=row['id'].decode(),
+      text=row['question'].decode(),
+      answer=row['answer'].decode(),
+      family=arithmetic.FAMILIES[row['family']],
+      solution=row['solution'].decode(),
+    )
+    for row in builder.as_data_source(split)
+    if row['difficulty'] in config.difficulties
+  ]
+  return sorted(prompts, key=lambda prompt: prompt.id)
+
+
+def _jsonl(config, split, cache_dir):
+  del cache_dir
+  path = config.jsonl[split]
+  checks.require(
+    bool(path) and os.path.isfile(path),
+    f'data.jsonl.{split}={path!r} is not a file',
+  )
+  with open(path, encoding='utf-8') as lines:
+    return [
+      _parse(line, f'{path}:{i}', config.jsonl)
+      for i, line in enumerate(lines, start=1)
+      if line.strip()
+    ]
+
+
+def _parse(line, where, fields):
+  try:
+    row = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise checks.InputError(f'{where}: not JSON: {error}') from error
+  checks.require(isinstance(row, dict), f'{where}: not a JSON object')
+  for field in (fields.prompt, fields.answer):
+    checks.require(
+      isinstance(row.get(field), str | int | float),
+      f'{where}: no text or number in {field!r}; it has {sorted(row)} '
+      '(data.jsonl.prompt and data.jsonl.answer name the fields)',
+    )
+  return records.Prompt(
+    id=where, text=str(row[fields.prompt]), answer=str(row[fields.answer])
+  )
+
+
+SOURCES = {'arithmetic': _arithmetic, 'jsonl': _jsonl}
+
+
+def balanced(
+  prompts: Sequence[records.Prompt], count: int, seed: int
+) -> list[records.Prompt]:
+  """At most `count` prompts, drawn as evenly over the families as they last."""
+  shuffled = random.Random(seed).sample(prompts, len(prompts))
+  by_family = {}
+  for prompt in sorted(shuffled, key=lambda prompt: prompt.family):
+    by_family.setdefault(prompt.family, []).append(prompt)
+  rounds = itertools.zip_longest(*by_family.values())
+  drawn = (p for round in rounds for p in round if p is not None)
+  return list(itertools.islice(drawn, count))

@@ -1,0 +1,67 @@
+"""What a round costs a policy, in bytes and operations."""
+
+import dataclasses
+
+from mrl_jax.config import ModelConfig
+
+_FLOAT = 4  # Bytes of a parameter, a gradient or a moment.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundShape:
+  """The sizes of a round.
+
+  Attributes:
+    rows: completions sampled, P * G.
+    prompt_tokens, response_tokens: C and T, padding included.
+    micro_rows: rows of one forward and backward pass.
+    logit_chunk: tokens whose logits are in memory at once.
+  """
+
+  rows: int
+  prompt_tokens: int
+  response_tokens: int
+  micro_rows: int
+  logit_chunk: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+  """Of one policy, over all its devices together.
+
+  Attributes:
+    state_bytes: parameters, gradients and the optimizer's two moments.
+    sampling_bytes: parameters as sampled from, keys and values.
+    update_bytes: activations of a micro-batch and a chunk of logits.
+    flops: of sampling and updating on all rows of a round.
+  """
+
+  state_bytes: int
+  sampling_bytes: int
+  update_bytes: int
+  flops: float
+
+  @property
+  def peak_bytes(self) -> int:
+    return self.state_bytes + max(self.sampling_bytes, self.update_bytes)
+
+
+def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
+  """A first-order estimate: 2 operations a parameter and token forward, 6 with
+  the backward pass, and attention over half the slots.
+  """
+  slots = shape.prompt_tokens + shape.response_tokens
+  tokens = shape.rows * slots
+  kv_bytes = 2 * model.num_kv_heads * model.head_dim * _FLOAT
+  layer_widths = 8 * model.d_model + 3 * model.d_ff
+  layer_widths += model.num_heads * slots  # Attention weights of a token.
+  activations = shape.micro_rows * slots * model.num_layers * layer_widths
+  logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)
+  attention = 4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
+  return Cost(
+    state_bytes=4 * model.num_params * _FLOAT,
+    sampling_bytes=model.num_params * _FLOAT
+    + tokens * model.num_layers * kv_bytes,
+    update_bytes=_FLOAT * (activations + 2 * logits * model.vocab_size),
+    flops=(2 + 6) * tokens * (model.num_params + attention / 2),
+  )

@@ -1,0 +1,28 @@
+"""From a plan to meshes of devices."""
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Mesh
+import numpy as np
+
+from mrl_jax.models import sharding
+from mrl_jax.mwra import planner
+
+
+def build(plan: planner.Plan, devices: Sequence[jax.Device]) -> dict[str, Mesh]:
+  """The mesh of every policy; `devices` in the order that was planned for."""
+  return {
+    name: Mesh(
+      np.array([devices[i] for i in part.devices]).reshape(part.shape),
+      sharding.MESH_AXES,
+    )
+    for name, part in plan.items()
+  }
+
+
+def device_bytes(devices: Sequence[jax.Device]) -> int | None:
+  """The memory of the smallest device; None where it does not say."""
+  stats = [device.memory_stats() for device in devices]
+  limits = [s['bytes_limit'] for s in stats if s and 'bytes_limit' in s]
+  return min(limits, default=None)

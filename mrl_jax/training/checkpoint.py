@@ -1,0 +1,82 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped."""
+
+from collections.abc import Mapping
+import os
+
+import jax
+import orbax.checkpoint as ocp
+
+from mrl_jax.training import state as state_lib
+
+_HOST = 'host'
+
+
+class Checkpoints:
+  """The checkpoints of a run; orbax writes each aside and renames it whole.
+
+  A step is the number of rounds done. It holds the `TrainState` of every
+  policy and, as JSON, what the host knows: data cursor, random keys, the state
+  of the exchange, and results so far.
+  """
+
+  def __init__(self, folder: str, keep: int):
+    self._manager = ocp.CheckpointManager(
+      os.path.abspath(folder),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep, step_prefix='round', cleanup_tmp_directories=True
+      ),
+    )
+
+  def save(
+    self,
+    rounds: int,
+    states: Mapping[str, state_lib.TrainState],
+    host: Mapping,
+  ) -> None:
+    """Starts to write a checkpoint; arrays are copied before it returns."""
+    items = {
+      name: ocp.args.StandardSave(state) for name, state in states.items()
+    }
+    items[_HOST] = ocp.args.JsonSave(host)
+    self._manager.save(rounds, args=ocp.args.Composite(**items))
+
+  def restore(
+    self, like: Mapping[str, state_lib.TrainState]
+  ) -> tuple[dict[str, state_lib.TrainState], dict] | None:
+    """The newest whole checkpoint, placed as `like`; None if there is none."""
+    rounds = self._manager.latest_step()
+    if rounds is None:
+      return None
+    items = {
+      name: ocp.args.StandardRestore(jax.tree.map(_abstract, state))
+      for name, state in like.items()
+    }
+    items[_HOST] = ocp.args.JsonRestore()
+    restored = self._manager.restore(
+      rounds, args=ocp.args.Composite(**items)
+    )
+    return {name: restored[name] for name in like}, restored[_HOST]
+
+  def close(self) -> None:
+    """Waits until everything is on disk."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+
+def _abstract(x):
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+def save_params(path: str, params) -> None:
+  """Writes parameters to a new folder, whole or not at all."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(os.path.abspath(path), params)
+
+
+def restore_params(path: str, like):
+  """Reads parameters, placed as `like`; None if they are not there."""
+  path = os.path.abspath(path)
+  if not os.path.isdir(path):
+    return None
+  with ocp.StandardCheckpointer() as checkpointer:
+    return checkpointer.restore(path, jax.tree.map(_abstract, like))

@@ -1,0 +1,193 @@
+"""Everything a run is made of, built from its config.
+
+What a user may have got wrong is checked first, on the host: config, work dir,
+data, tokenizers, prompt lengths, devices. Only then does a device do work.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import json
+import os
+
+import grain
+import jax
+import ml_collections
+
+from mrl_jax import algorithms
+from mrl_jax import checks
+from mrl_jax import config as config_lib
+from mrl_jax.data import pipeline
+from mrl_jax.models import families
+from mrl_jax.mwra import cost
+from mrl_jax.mwra import meshes
+from mrl_jax.mwra import planner
+from mrl_jax.rewards import functions
+from mrl_jax.see import in_process
+from mrl_jax.training import batch
+from mrl_jax.training import inputs
+from mrl_jax.training import metrics
+from mrl_jax.training import optimizer
+from mrl_jax.training import worker as worker_lib
+
+_CONFIG = 'config.json'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A run, ready to start.
+
+  Attributes:
+    config: as given.
+    workdir: where everything is written.
+    run: the fingerprint of the config, which names the run in records.
+    method: what is shared and what is minimised.
+    plan: which policy has which devices.
+    workers: one a policy.
+    hub: the exchange between them.
+    batches: prompts of every round; its state is the data cursor.
+    prompts: all of them, with the policies' tokenizers.
+    cache: the folder of what other runs may use too.
+    judge: the verifier and the reward.
+  """
+
+  config: ml_collections.ConfigDict
+  workdir: str
+  run: str
+  method: algorithms.Method
+  plan: planner.Plan
+  workers: Mapping[str, worker_lib.Worker]
+  hub: in_process.Hub
+  batches: grain.DatasetIterator
+  prompts: inputs.Prompts
+  cache: str
+  judge: worker_lib.Judge
+
+
+def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
+  """Checks the config and builds the run.
+
+  Raises:
+    InputError: something in the config, the work dir or the data is wrong.
+  """
+  config_lib.check(config)
+  method = algorithms.build(config.method)
+  claim(workdir, config)
+  cache = config.cache_dir or os.path.join(workdir, 'cache')
+  prompts = inputs.load(config, cache)
+  models = {
+    name: families.build(
+      vocab_size=prompts.tokenizers[name].vocab_size, **policy.model
+    )
+    for name, policy in config.policies.items()
+  }
+  plan = _plan(config, models, prompts.context)
+  placed = meshes.build(plan, jax.devices())
+  batches = pipeline.batches(prompts.train, config.train.prompts, config.seed)
+  workers = {}
+  for i, (name, policy) in enumerate(config.policies.items()):
+    workers[name] = worker_lib.Worker(
+      name,
+      model=models[name],
+      tokenizer=prompts.tokenizers[name],
+      template=policy.template,
+      mesh=placed[name],
+      optimizer=optimizer.build(
+        config.train.optimizer, config.train.rounds * config.train.mini_batches
+      ),
+      objectives=method.objectives,
+      packer=batch.Packer(
+        context=prompts.context[name],
+        length=config.sample.max_tokens,
+        multiple=config.train.row_multiple,
+        micro_rows=config.train.micro_rows,
+        mini_batches=config.train.mini_batches,
+        aggregation=config.train.aggregation,
+      ),
+      logit_chunk=config.train.logit_chunk,
+      key=jax.random.fold_in(jax.random.key(config.seed), i),
+    )
+  return Job(
+    config=config,
+    workdir=workdir,
+    run=config_lib.fingerprint(config),
+    method=method,
+    plan=plan,
+    workers=workers,
+    hub=_hub(config),
+    batches=batches,
+    prompts=prompts,
+    cache=cache,
+    judge=functools.partial(
+      functions.judge,
+      marker=config.reward.marker,
+      weights=config.reward.weights.to_dict(),
+    ),
+  )
+
+
+def claim(workdir: str, config: ml_collections.ConfigDict) -> None:
+  """Makes `workdir` this config's, or finds that it is already.
+
+  Raises:
+    InputError: it belongs to another config, or is not a work dir at all.
+  """
+  path = os.path.join(workdir, _CONFIG)
+  mine = config_lib.flat(config)
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as f:
+      theirs = json.load(f)
+    differ = [
+      f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
+      for key in sorted(theirs.keys() | mine.keys())
+      if theirs.get(key) != mine.get(key)
+    ]
+    checks.require(
+      not differ,
+      f'{workdir} was written by another config; give a fresh --workdir, or '
+      'the same flags to resume. They differ in\n  ' + '\n  '.join(differ),
+    )
+    return
+  checks.require(
+    not os.path.exists(workdir) or not os.listdir(workdir),
+    f'{workdir} is neither empty nor a work dir: it has no {_CONFIG}',
+  )
+  os.makedirs(workdir, exist_ok=True)
+  metrics.write_whole(path, json.dumps(mine, indent=1))
+
+
+def _plan(config, models, context) -> planner.Plan:
+  devices = jax.devices()
+  shapes = {
+    name: cost.RoundShape(
+      rows=config.train.prompts * config.train.samples,
+      prompt_tokens=context[name],
+      response_tokens=config.sample.max_tokens,
+      micro_rows=config.train.micro_rows,
+      logit_chunk=config.train.logit_chunk,
+    )
+    for name in models
+  }
+  return planner.plan(
+    models,
+    shapes,
+    len(devices),
+    divides=config.train.row_multiple,
+    tensor=config.mwra.tensor,
+    device_bytes=meshes.device_bytes(devices),
+    time_share=config.mwra.time_share,
+  )
+
+
+def _hub(config) -> in_process.Hub:
+  names = list(config.policies)
+  limits = in_process.Limits(
+    records=config.see.capacity_records,
+    bytes=config.see.capacity_mib * 2**20,
+    max_staleness=config.see.max_staleness,
+    block_s=config.see.block_s,
+    wait_s=config.see.wait_s,
+  )
+  return in_process.Hub(
+    {name: [peer for peer in names if peer != name] for name in names}, limits
+  )

@@ -1,0 +1,222 @@
+"""The run: rounds of sampling, exchanging and learning."""
+
+import base64
+import contextlib
+import json
+import os
+import time
+
+import jax
+import ml_collections
+from rich import console as console_lib
+
+from mrl_jax import evaluation
+from mrl_jax.training import checkpoint
+from mrl_jax.training import display
+from mrl_jax.training import job as job_lib
+from mrl_jax.training import metrics
+from mrl_jax.training import progress as progress_lib
+from mrl_jax.training import statistics
+from mrl_jax.training import warm_start
+from mrl_jax.training import worker as worker_lib
+
+_SAMPLE, _EVALUATE = range(2)  # Streams of a policy's random key.
+
+
+def run(
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  console: console_lib.Console,
+) -> dict:
+  """Trains all policies of `config` and returns what `summary.json` says.
+
+  Called again with the same config and work dir it goes on from the newest
+  checkpoint, and ends as if it had never stopped.
+  """
+  began = time.monotonic()
+  job = job_lib.build(config, workdir)
+  display.show_plan(console, job.plan, job.prompts.skipped, jax.devices())
+  checkpoints = checkpoint.Checkpoints(
+    os.path.join(workdir, 'checkpoints'), config.checkpoint.keep
+  )
+  with contextlib.closing(checkpoints):
+    progress = resume(job, checkpoints) or start(job, console)
+    train(job, progress, checkpoints, console, began - progress.seconds)
+  return finish(job, progress, console)
+
+
+def start(
+  job: job_lib.Job, console: console_lib.Console
+) -> progress_lib.Progress:
+  """Warm starts the policies, and evaluates what they then can."""
+  warm_start.run(job.workers, job.prompts.examples, job.config, job.cache, console)
+  return progress_lib.Progress(accuracy={0: evaluate(job, 0)})
+
+
+def train(
+  job: job_lib.Job,
+  progress: progress_lib.Progress,
+  checkpoints: checkpoint.Checkpoints,
+  console: console_lib.Console,
+  began: float,
+) -> None:
+  """Plays the rounds that are left, and writes down each."""
+  config = job.config
+  totals = dict.fromkeys(job.workers, config.train.rounds)
+  due = lambda every: (
+    progress.rounds % every == 0 or progress.rounds == config.train.rounds
+  )
+  with (
+    contextlib.closing(metrics.Writer(job.workdir, progress.rounds)) as writer,
+    display.Live(console, 'round', totals, progress.rounds) as live,
+  ):
+    while progress.rounds < config.train.rounds:
+      round = progress.rounds
+      rows = play_round(job, progress)
+      if due(config.eval.every):
+        progress.accuracy[progress.rounds] = evaluate(job, progress.rounds)
+      progress.seconds = time.monotonic() - began
+      for name, row in rows.items():
+        if progress.rounds in progress.accuracy:
+          row['heldout_accuracy'] = progress.accuracy[progress.rounds][name]
+        writer.write(round, name, row)
+        live.advance(name, display.note(row))
+      if due(config.checkpoint.every):
+        save(job, progress, checkpoints)
+
+
+def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
+  """One round of all policies; returns what is told of each.
+
+  Policies sample and learn at the same time, each on its own mesh: nothing
+  waits for a device until its result is needed.
+  """
+  began = time.monotonic()
+  round, config = progress.rounds, job.config
+  prompts = next(job.batches)
+  sampling = {
+    name: worker.start_sampling(
+      prompts,
+      config.train.samples,
+      _key(worker, _SAMPLE, round),
+      config.sample.temperature,
+    )
+    for name, worker in job.workers.items()
+  }
+  groups = {}
+  for name, worker in job.workers.items():
+    groups[name] = worker.finish_sampling(
+      sampling[name], job.judge, job.run, round
+    )
+    job.hub.publish(name, round, job.method.publish(groups[name]))
+  lessons, updates = {}, {}
+  for name, worker in job.workers.items():
+    received = job.hub.collect(name, round, job.method.kinds)
+    lessons[name] = job.method.learn(
+      groups[name], received, worker.tokenizer, config.sample.max_tokens
+    )
+    updates[name] = worker.learn(prompts, lessons[name])
+    progress.add_residuals(name, lessons[name].residuals)
+  updates = jax.device_get(updates)
+  progress.rounds += 1
+  return {
+    name: statistics.of_round(
+      groups[name], lessons[name], updates[name], time.monotonic() - began
+    )
+    for name in job.workers
+  }
+
+
+def evaluate(
+  job: job_lib.Job, rounds: int
+) -> dict[str, dict[str, float]]:
+  """Held-out accuracy of every policy after so many rounds."""
+  config = job.config.eval
+  return {
+    name: evaluation.accuracy(
+      worker,
+      job.prompts.heldout,
+      job.judge,
+      samples=config.samples,
+      batch=config.batch,
+      temperature=config.temperature,
+      key=_key(worker, _EVALUATE, rounds),
+    )
+    for name, worker in job.workers.items()
+  }
+
+
+def save(
+  job: job_lib.Job,
+  progress: progress_lib.Progress,
+  checkpoints: checkpoint.Checkpoints,
+) -> None:
+  """Writes down all that the rest of the run depends on."""
+  host = {
+    'progress': progress.to_json(),
+    'batches': job.batches.get_state(),
+    'exchange': base64.b64encode(job.hub.state()).decode(),
+    'keys': {
+      name: jax.random.key_data(worker.key).tolist()
+      for name, worker in job.workers.items()
+    },
+  }
+  states = {name: worker.state for name, worker in job.workers.items()}
+  checkpoints.save(progress.rounds, states, host)
+
+
+def resume(
+  job: job_lib.Job, checkpoints: checkpoint.Checkpoints
+) -> progress_lib.Progress | None:
+  """Puts everything back as `save` found it; None if nothing was saved."""
+  found = checkpoints.restore({n: w.state for n, w in job.workers.items()})
+  if found is None:
+    return None
+  states, host = found
+  for name, worker in job.workers.items():
+    worker.state = states[name]
+    worker.key = jax.random.wrap_key_data(
+      jax.numpy.array(host['keys'][name], 'uint32')
+    )
+  job.batches.set_state(host['batches'])
+  job.hub.restore(base64.b64decode(host['exchange']))
+  return progress_lib.Progress.from_json(host['progress'])
+
+
+def finish(
+  job: job_lib.Job,
+  progress: progress_lib.Progress,
+  console: console_lib.Console,
+) -> dict:
+  """Writes `summary.json` and shows what came of the run."""
+  before, after = progress.accuracy[0], progress.accuracy[progress.rounds]
+  summary = {
+    'method': job.config.method.name,
+    'seed': job.config.seed,
+    'rounds': progress.rounds,
+    'seconds': round(progress.seconds, 1),
+    'policies': {
+      name: {
+        'heldout_accuracy': {
+          'before': before[name]['all'],
+          'after': after[name]['all'],
+        },
+        'heldout_accuracy_by_family': {
+          'before': before[name],
+          'after': after[name],
+        },
+      }
+      for name in job.workers
+    },
+    'exchange': job.hub.ledger.table(),
+    'residuals': progress.to_json()['residuals'],
+    'prompts_skipped': job.prompts.skipped,
+  }
+  path = os.path.join(job.workdir, 'summary.json')
+  metrics.write_whole(path, json.dumps(summary, indent=1))
+  display.show_end(console, summary, progress.residuals, job.workdir)
+  return summary
+
+
+def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:
+  return jax.random.fold_in(jax.random.fold_in(worker.key, stream), round)

@@ -1,0 +1,64 @@
+"""Metrics on disk: `metrics.jsonl`, TensorBoard events and `summary.json`."""
+
+from collections.abc import Mapping
+import json
+import os
+
+import tensorboardX
+
+TIMING = 'timing'  # What differs from run to run is kept apart under this key.
+
+
+class Writer:
+  """Writes one object a round and policy; a resumed run continues the file."""
+
+  def __init__(self, folder: str, rounds_done: int):
+    path = os.path.join(folder, 'metrics.jsonl')
+    kept = [row for row in read(path) if row['round'] < rounds_done]
+    # What was written after the checkpoint will be written again.
+    write_whole(path, ''.join(json.dumps(row) + '\n' for row in kept))
+    self._lines = open(path, 'a', encoding='utf-8')  # noqa: SIM115
+    self._events = tensorboardX.SummaryWriter(
+      os.path.join(folder, 'tensorboard'), purge_step=rounds_done
+    )
+
+  def write(self, round: int, policy: str, values: Mapping) -> None:
+    row = {'round': round, 'policy': policy, **values}
+    self._lines.write(json.dumps(row) + '\n')
+    self._lines.flush()
+    for name, value in _scalars(values):
+      self._events.add_scalar(f'{policy}/{name}', value, round)
+
+  def close(self) -> None:
+    self._lines.close()
+    self._events.close()
+
+
+def _scalars(values, prefix=''):
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      yield from _scalars(value, f'{prefix}{name}/')
+    else:
+      yield prefix + name, value
+
+
+def read(path: str) -> list[dict]:
+  """The rows of a `metrics.jsonl`, up to a line that a kill cut short."""
+  rows = []
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as lines:
+      for line in lines:
+        if not line.endswith('\n'):
+          break
+        rows.append(json.loads(line))
+  return rows
+
+
+def write_whole(path: str, text: str) -> None:
+  """Writes a file so that a kill leaves the old one or the new one."""
+  aside = path + '.new'
+  with open(aside, 'w', encoding='utf-8') as f:
+    f.write(text)
+    f.flush()
+    os.fsync(f.fileno())
+  os.replace(aside, path)

@@ -1,0 +1,63 @@
+"""What is told of a policy's round."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mrl_jax import algorithms
+from mrl_jax import records
+from mrl_jax.training import metrics
+
+
+def of_round(
+  groups: Sequence[Sequence[records.Rollout]],
+  lesson: algorithms.Lesson,
+  updates: Sequence[Mapping[str, np.ndarray]],
+  seconds: float,
+) -> dict:
+  """Means over the policy's own rollouts, its rows and its updates."""
+  rollouts = [rollout for group in groups for rollout in group]
+  success_PG = np.array([[r.success for r in group] for group in groups])
+  row = {
+    'reward': _mean(r.reward for r in rollouts),
+    'accuracy': float(success_PG.mean()),
+    'length': _mean(len(r.ids) for r in rollouts),
+    'stopped': _mean(r.finish == 'stop' for r in rollouts),
+    'all_fail_groups': float((~success_PG.any(1)).mean()),
+    'rows_with_signal': _mean(r.advantage != 0 for r in lesson.own),
+    'grad_norm': _mean(u['grad_norm'] for u in updates),
+    'peer_records': lesson.peer_records,
+    'peer_rows': len(lesson.peer),
+    'peer_rows_refused': sum(
+      residual.refused.total() for residual in lesson.residuals.values()
+    ),
+  }
+  for part in ('own', 'peer'):
+    row |= _ratios(part, updates)
+  tokens = sum(len(r.ids) for r in rollouts)
+  row[metrics.TIMING] = {
+    'seconds': seconds,
+    'tokens_per_second': tokens / seconds,
+  }
+  return row
+
+
+def _ratios(part, updates):
+  """Means over the tokens of a part; nothing if no row of it had a signal."""
+  total = lambda name: sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
+  tokens, ratios, squares = map(total, ('tokens', 'ratio', 'ratio_square'))
+  if not tokens:
+    return {}
+  return {
+    part: {
+      'loss': total('loss') / len(updates),
+      'ratio': ratios / tokens,
+      'ratio_second_moment': squares / tokens,
+      'effective_samples': ratios**2 / (squares * tokens),
+      'clipped': total('clipped') / tokens,
+    }
+  }
+
+
+def _mean(values) -> float:
+  return float(np.mean([*values]))

@@ -1,0 +1,198 @@
+"""A policy at work on its own mesh: it samples, and learns."""
+
+from collections.abc import Callable, Sequence
+import time
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+from jax.sharding import Mesh
+import msgspec
+import numpy as np
+import optax
+
+from mrl_jax import algorithms
+from mrl_jax import records
+from mrl_jax.config import ModelConfig
+from mrl_jax.models import sharding
+from mrl_jax.sampling import sampler
+from mrl_jax.thl import byte_tokenizer
+from mrl_jax.training import batch
+from mrl_jax.training import state as state_lib
+from mrl_jax.training import update
+
+# (payload, finish, gold answer) -> (reward, verdict)
+Judge = Callable[[bytes, str, str], tuple[float, str]]
+
+
+class Sampling(NamedTuple):
+  """Completions on their way from the device."""
+
+  prompts: Sequence[records.Prompt]
+  samples: sampler.Samples
+  per_prompt: int
+  temperature: float
+
+
+def prompt_ids(
+  tokenizer: byte_tokenizer.ByteTokenizer,
+  template: str,
+  prompt: records.Prompt,
+) -> np.ndarray:
+  """The prompt in a policy's template and tokens, i32 [C]."""
+  return tokenizer.encode_prompt(template.replace('{prompt}', prompt.text))
+
+
+class Worker:
+  """One policy: its tokenizer, its mesh, its state and what it compiled.
+
+  Attributes:
+    name: of the policy.
+    model: its architecture.
+    tokenizer: its vocabulary.
+    mesh: its devices.
+    optimizer: of `state`.
+    packer: the shapes that it trains on.
+    state: its `TrainState`, sharded over the mesh.
+    key: the random key that all its sampling derives from.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    *,
+    model: ModelConfig,
+    tokenizer: byte_tokenizer.ByteTokenizer,
+    template: str,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    objectives: dict[str, update.Objective],
+    packer: batch.Packer,
+    logit_chunk: int,
+    key: jax.Array,
+  ):
+    self.name, self.model, self.mesh = name, model, mesh
+    self.tokenizer, self._template = tokenizer, template
+    self.optimizer, self.packer = optimizer, packer
+    self.key, init_key = jax.random.split(key)
+    self.start_from(state_lib.init_params(model, mesh, init_key))
+    self._decode_places = sharding.params(
+      self.state.params, mesh, sharding.DECODE
+    )
+    self._samplers = {}
+    self._update = update.build(
+      model, optimizer, mesh, objectives, logit_chunk
+    )
+
+  def start_from(self, params: nnx.State) -> None:
+    """Begins anew with these parameters."""
+    self.state = state_lib.fresh(
+      params, self.model, self.optimizer, self.mesh
+    )
+
+  def prompt_ids(self, prompt: records.Prompt) -> np.ndarray:
+    return prompt_ids(self.tokenizer, self._template, prompt)
+
+  def start_sampling(
+    self,
+    prompts: Sequence[records.Prompt],
+    per_prompt: int,
+    key: jax.Array,
+    temperature: float,
+  ) -> Sampling:
+    """Sends the prompts off to be completed; does not wait."""
+    context = self.packer.context
+    spread = self.mesh.shape['data'] * self.mesh.shape['fsdp']
+    size = -(-len(prompts) // spread) * spread
+    prompt_PC = np.zeros((size, context), np.int32)
+    valid_PC = np.zeros((size, context), bool)
+    for p, prompt in enumerate(prompts):
+      ids = self.prompt_ids(prompt)
+      prompt_PC[p, context - len(ids) :] = ids
+      valid_PC[p, context - len(ids) :] = True
+    with jax.set_mesh(self.mesh):
+      samples = self._sampler(per_prompt)(
+        jax.device_put(self.state.params, self._decode_places),
+        prompt_PC,
+        valid_PC,
+        key,
+        np.float32(temperature),
+      )
+    return Sampling(prompts, samples, per_prompt, temperature)
+
+  def finish_sampling(
+    self, sampling: Sampling, judge: Judge, run: str, round: int
+  ) -> list[list[records.Rollout]]:
+    """Waits for completions, and has them judged; groups of each prompt."""
+    samples = jax.device_get(sampling.samples)
+    version = int(self.state.step)
+    created = time.time()
+    groups = []
+    for p, prompt in enumerate(sampling.prompts):
+      header = records.Header(
+        run=run,
+        round=round,
+        policy=self.name,
+        prompt=prompt.id,
+        version=version,
+        tokenizer=self.tokenizer.fingerprint,
+        created=created,
+      )
+      first = p * sampling.per_prompt
+      groups.append(
+        [
+          self._rollout(
+            samples, first + g, header, g, prompt, sampling.temperature, judge
+          )
+          for g in range(sampling.per_prompt)
+        ]
+      )
+    return groups
+
+  def _rollout(self, samples, row, header, g, prompt, temperature, judge):
+    n = samples.length_B[row]
+    ids = samples.tokens_BT[row, :n]
+    finish = 'stop' if samples.stopped_B[row] else 'length'
+    payload = self.tokenizer.decode(ids)
+    reward, verdict = judge(payload, finish, prompt.answer)
+    return records.Rollout(
+      header=msgspec.structs.replace(header, sample=g),
+      payload=payload,
+      finish=finish,
+      ids=ids,
+      byte_lengths=self.tokenizer.byte_length_V[ids],
+      sampling_logp=samples.sampling_logp_BT[row, :n],
+      policy_logp=samples.policy_logp_BT[row, :n],
+      temperature=temperature,
+      reward=reward,
+      verdict=verdict,
+    )
+
+  def learn(
+    self, prompts: Sequence[records.Prompt], lesson: algorithms.Lesson
+  ) -> list[dict[str, jax.Array]]:
+    """Updates on own and peer rows, mini-batch by mini-batch.
+
+    Returns the statistics of every mini-batch, still on their way.
+    """
+    mini_batches = self.packer.mini_batch_parts(
+      [self.prompt_ids(prompt) for prompt in prompts],
+      {'own': lesson.own, 'peer': lesson.peer},
+    )
+    statistics = []
+    with jax.set_mesh(self.mesh):
+      for parts in mini_batches:
+        self.state, more = self._update(self.state, parts)
+        statistics.append(more)
+    return statistics
+
+  def _sampler(self, per_prompt):
+    if per_prompt not in self._samplers:
+      self._samplers[per_prompt] = sampler.build(
+        self.model,
+        self.mesh,
+        samples=per_prompt,
+        length=self.packer.length,
+        stop_ids=(self.tokenizer.eos_id,),
+      )
+    return self._samplers[per_prompt]
