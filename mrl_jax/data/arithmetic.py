@@ -3,10 +3,10 @@
 Six operations, each on two surfaces, a formula and words, with a worked
 solution whose last step is the answer:
 
-  formula/sub   '9 - 3 - 2'                              '= 6 = 4'
-  words/sub     'Ann had 9 pens, lost 3, lost 2'         '= 6 = 4'
-  formula/sort  'sort 4 9 3'                             '= 3 4 9'
-  words/sort    'line up 4 9 3 in order'                 '= 3 4 9'
+  formula/sub   '9 - 3 - 2'                  '= 6 = 4'
+  words/sub     'Ann had 9, lost 3, lost 2'  '= 6 = 4'
+  formula/sort  'sort 4 9 3'                 '= 3 4 9'
+  words/sort    'line up 4 9 3 in order'     '= 3 4 9'
 
 A family is a surface and an operation. The difficulty is the number of
 operands. Splits do not share operands: which split a set of operands belongs
@@ -30,8 +30,8 @@ HELDOUT_SHARE = 0.2
 MAX_EXAMPLES = 800  # Of a family and difficulty, over both splits.
 
 _WORDS = {
-  'add': ('{name} has {0} {things}', ', gets {}'),
-  'sub': ('{name} had {0} {things}', ', lost {}'),
+  'add': ('{name} has {}', ', gets {}'),
+  'sub': ('{name} had {}', ', lost {}'),
 }
 _LIST_WORDS = {
   'max': 'the top score of {}',
@@ -40,16 +40,14 @@ _LIST_WORDS = {
   'sort': 'line up {} in order',
 }
 _NAMES = ('Tom', 'Ann', 'Sue', 'Bob')
-_THINGS = ('pens', 'eggs')
 
 
 def operands(operation: str, count: int) -> Iterator[tuple[int, ...]]:
   """Every list of operands of an operation, in a fixed order."""
-  if operation == 'add':
-    yield from itertools.product(range(1, 7), repeat=count)
-  elif operation == 'sub':
-    for rest in itertools.product(range(1, 7), repeat=count - 1):
-      yield from ((first, *rest) for first in range(sum(rest), 19))
+  if operation in ('add', 'sub'):
+    for rest in itertools.product(range(1, 5), repeat=count - 1):
+      least = sum(rest) if operation == 'sub' else 0
+      yield from ((first, *rest) for first in range(least, 21))
   else:
     yield from itertools.permutations(range(10), count)
 
@@ -57,7 +55,7 @@ def operands(operation: str, count: int) -> Iterator[tuple[int, ...]]:
 def question(
   surface: str, operation: str, numbers: Sequence[int], rng: random.Random
 ) -> str:
-  """The text of a question; names and things are drawn from `rng`."""
+  """The text of a question; names are drawn from `rng`."""
   listed = ' '.join(map(str, numbers))
   if operation in _LIST_WORDS:
     return (
@@ -68,8 +66,7 @@ def question(
   if surface == 'formula':
     return {'add': ' + ', 'sub': ' - '}[operation].join(map(str, numbers))
   first, more = _WORDS[operation]
-  names = {'name': rng.choice(_NAMES), 'things': rng.choice(_THINGS)}
-  return first.format(numbers[0], **names) + ''.join(
+  return first.format(numbers[0], name=rng.choice(_NAMES)) + ''.join(
     more.format(n) for n in numbers[1:]
   )
 

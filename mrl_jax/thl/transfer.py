@@ -1,6 +1,5 @@
 """Carries a peer's rollout into the receiver's vocabulary."""
 
-import collections
 import dataclasses
 
 import numpy as np
@@ -39,28 +38,31 @@ class Residual:
   """
 
   rollouts: int = 0
-  refused: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
+  refused: dict[str, int] = dataclasses.field(default_factory=dict)
   sender_tokens: int = 0
   receiver_tokens: int = 0
-  chunks: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
+  chunks: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def add(self, other: 'Residual') -> None:
     self.rollouts += other.rollouts
-    self.refused.update(other.refused)
     self.sender_tokens += other.sender_tokens
     self.receiver_tokens += other.receiver_tokens
-    self.chunks.update(other.chunks)
+    for mine, theirs in (
+      (self.refused, other.refused),
+      (self.chunks, other.chunks),
+    ):
+      for name, n in theirs.items():
+        mine[name] = mine.get(name, 0) + n
+
+  def refuse(self, reason: str) -> None:
+    self.refused[reason] = self.refused.get(reason, 0) + 1
 
   @property
   def segmentation_error(self) -> float:
     """e_seg, the share of the receiver's boundaries that are not common."""
     if not self.receiver_tokens:
       return 0.0
-    return 1 - self.chunks.total() / self.receiver_tokens
+    return 1 - sum(self.chunks.values()) / self.receiver_tokens
 
 
 def transfer(
@@ -93,7 +95,7 @@ def transfer(
   else:
     ids = receiver.encode(rollout.payload)
     if receiver.decode(ids) != rollout.payload:
-      residual.refused['round_trip'] += 1
+      residual.refuse('round_trip')
       return None
     sender_lengths = rollout.byte_lengths.copy()
     lengths = receiver.byte_length_V[ids]
@@ -107,7 +109,7 @@ def transfer(
       rollout.policy_logp, sender_lengths, lengths
     ).astype(np.float32)
   if not 0 < len(ids) <= max_tokens:
-    residual.refused['too_long' if len(ids) else 'empty'] += 1
+    residual.refuse('too_long' if len(ids) else 'empty')
     return None
   _count_chunks(residual, sender_chunk, chunk)
   return Transferred(ids=ids, behaviour_logp=behaviour_logp, chunk=chunk)
@@ -124,4 +126,4 @@ def _count_chunks(residual, sender_chunk, chunk):
     (True, True, 'n:m'),
   ):
     same = ((senders > 1) == many_s) & ((receivers > 1) == many_r)
-    residual.chunks[name] += int(same.sum())
+    residual.chunks[name] = residual.chunks.get(name, 0) + int(same.sum())

@@ -113,6 +113,7 @@ def _residual_table(
   for direction, residual in residuals.items():
     reasons = [f'{n:,} {reason}' for reason, n in residual.refused.items()]
     chunks = residual.chunks
+    total = max(sum(chunks.values()), 1)
     table.add_row(
       direction,
       f'{residual.rollouts:,}',
@@ -120,7 +121,7 @@ def _residual_table(
       f'{residual.sender_tokens:,}',
       f'{residual.receiver_tokens:,}',
       *(
-        f'{chunks[kind] / max(chunks.total(), 1):.1%}'
+        f'{chunks.get(kind, 0) / total:.1%}'
         for kind in ('1:1', '1:n', 'n:1', 'n:m')
       ),
       f'{residual.segmentation_error:.1%}',

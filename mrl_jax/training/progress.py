@@ -1,8 +1,9 @@
 """How far a run has come, and what it found on the way."""
 
-import collections
 from collections.abc import Mapping
 import dataclasses
+
+import msgspec
 
 from mrl_jax.thl import transfer
 
@@ -35,21 +36,8 @@ class Progress:
       self.residuals.setdefault(direction, transfer.Residual()).add(residual)
 
   def to_json(self) -> dict:
-    return dataclasses.asdict(self)
+    return msgspec.to_builtins(self, str_keys=True)
 
   @classmethod
   def from_json(cls, values: Mapping) -> 'Progress':
-    return cls(
-      rounds=values['rounds'],
-      seconds=values['seconds'],
-      accuracy={int(k): v for k, v in values['accuracy'].items()},
-      residuals={
-        direction: transfer.Residual(
-          **{
-            name: collections.Counter(value) if isinstance(value, dict) else value
-            for name, value in residual.items()
-          }
-        )
-        for direction, residual in values['residuals'].items()
-      },
-    )
+    return msgspec.convert(values, cls, strict=False)

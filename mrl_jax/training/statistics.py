@@ -29,7 +29,7 @@ def of_round(
     'peer_records': lesson.peer_records,
     'peer_rows': len(lesson.peer),
     'peer_rows_refused': sum(
-      residual.refused.total() for residual in lesson.residuals.values()
+      sum(residual.refused.values()) for residual in lesson.residuals.values()
     ),
   }
   for part in ('own', 'peer'):

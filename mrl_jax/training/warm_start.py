@@ -42,6 +42,7 @@ def run(
       if params is None:
         shown = demonstrations(
           examples[name],
+          config.policies[name].warm_start_families,
           config.warm_start,
           config.reward.marker,
           config.seed * len(workers) + i,
@@ -58,22 +59,27 @@ def run(
 
 
 def demonstrations(
-  prompts: Sequence[records.Prompt], config, marker: str, seed: int
+  prompts: Sequence[records.Prompt],
+  families: Sequence[str],
+  config,
+  marker: str,
+  seed: int,
 ) -> Iterator[tuple[records.Prompt, str]]:
   """Endless prompts with their worked solutions.
 
-  Surfaces (what stands before the '/' of a family) have equal shares, and so
-  have the families of a surface. In `config.rejected_share` of the solutions
+  Surfaces (what stands before the '/' of a family) have equal shares; a family
+  has a share of its surface as often as it is listed in `families`. In `config.rejected_share` of the solutions
   the answer's marker is replaced by one that the verifier does not accept.
   """
-  surfaces = {}
+  by_family, by_surface = {}, {}
   for prompt in prompts:
-    surface = surfaces.setdefault(prompt.family.partition('/')[0], {})
-    surface.setdefault(prompt.family, []).append(prompt)
-  by_surface = [list(families.values()) for families in surfaces.values()]
+    by_family.setdefault(prompt.family, []).append(prompt)
+  for family in families:
+    surface = family.partition('/')[0]
+    by_surface.setdefault(surface, []).append(by_family[family])
   rng = random.Random(seed)
   while True:
-    prompt = rng.choice(rng.choice(rng.choice(by_surface)))
+    prompt = rng.choice(rng.choice(rng.choice([*by_surface.values()])))
     solution = prompt.solution
     if rng.random() < config.rejected_share:
       solution = solution.replace(marker, config.rejected_marker)
