@@ -1,6 +1,6 @@
 """PRP (https://arxiv.org/abs/2605.07244): peers' rollouts, through THL.
 
-  python launch/tpu_pod.py --config=configs/prp.py
+python launch/tpu_pod.py --config=configs/prp.py
 """
 
 from configs import base

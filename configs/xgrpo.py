@@ -1,6 +1,6 @@
 """XGRPO (https://arxiv.org/abs/2605.07244): peers' rewards in the baselines.
 
-  python launch/tpu_pod.py --config=configs/xgrpo.py
+python launch/tpu_pod.py --config=configs/xgrpo.py
 """
 
 from configs import base

@@ -1,7 +1,7 @@
 """Trains policies together, on a pod, a TPU VM or a laptop.
 
-  python launch/tpu_pod.py --config=configs/xgrpo.py
-  python launch/tpu_pod.py --config=configs/xgrpo.py --config.seed=1 \
+python launch/tpu_pod.py --config=configs/xgrpo.py
+python launch/tpu_pod.py --config=configs/xgrpo.py --config.seed=1 \
     --config.train.rounds=20 --workdir=runs/mine
 """
 
@@ -12,17 +12,16 @@ import sys
 
 from absl import app
 from absl import flags
-import jax
+from absl import logging
 from ml_collections import config_flags
 from rich import console as console_lib
 
-# Config files import the one they are based on; they are not installed.
-sys.path.append(os.fspath(pathlib.Path(__file__).parents[1]))
+# Config files import the one they start from; they are not installed.
+sys.path.insert(0, os.fspath(pathlib.Path(__file__).resolve().parents[1]))
 
-from mrl_jax import checks
-from mrl_jax.training import loop
-
-_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', lock_config=True, help_string='A file of configs/.'
+)
 _WORKDIR = flags.DEFINE_string(
   'workdir',
   None,
@@ -32,15 +31,38 @@ _WORKDIR = flags.DEFINE_string(
 
 
 def main(argv):
-  del argv
+  import jax
+
+  from mrl_jax import checks
+  from mrl_jax.training import loop
+
+  if len(argv) > 1:
+    sys.exit(f'not a flag: {argv[1]!r}; flags are --config.KEY=VALUE')
   config = _CONFIG.value
   workdir = _WORKDIR.value or os.path.join(
     'runs', f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}'
   )
   jax.config.update('jax_num_cpu_devices', config.mwra.emulated_devices)
-  loop.run(config, workdir, console_lib.Console())
+  try:
+    loop.run(config, workdir, console_lib.Console())
+  except checks.InputError as error:
+    sys.exit(f'{error}')
+
+
+def parse(argv):
+  """Parses flags; tells a missing file, and the nearest key to an unknown."""
+  try:
+    rest = app.parse_flags_with_usage(argv)
+    _CONFIG.value.keys()  # A file that could not be read fails here.
+  except (AttributeError, KeyError, OSError) as error:
+    while error.args and isinstance(error.args[0], Exception):
+      error = error.args[0]
+    what = 'no such key: ' if isinstance(error, KeyError) else ''
+    sys.exit(f'--config: {what}{error.args[0]}')
+  return rest
 
 
 if __name__ == '__main__':
   flags.mark_flag_as_required('config')
-  app.run(main)
+  flags.FLAGS.set_default('verbosity', logging.WARNING)
+  app.run(main, flags_parser=parse)

@@ -11,11 +11,10 @@ of records that its parts read. Each part is one function on the host, in
   prp      all     ratio   pooled     2605.07244
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,12 +23,11 @@ from mrl_jax import records
 from mrl_jax.losses import grpo as grpo_loss
 from mrl_jax.losses import prp as prp_loss
 from mrl_jax.sharing import grpo
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.sharing import prp
-from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.sharing import select
 from mrl_jax.sharing import xgrpo
 from mrl_jax.thl import byte_tokenizer
-from mrl_jax.thl import transfer
 from mrl_jax.training import update
 
 
@@ -98,7 +96,10 @@ def _clipped(ratio_BT, rows, settings):
     ratio_BT, rows.advantage_B1, *clip, settings.dual_clip
   )
   mask_BT = rows.weight_BT > 0
-  total = lambda x_BT: jnp.sum(jnp.where(mask_BT, x_BT, 0.0))
+
+  def total(x_BT):
+    return jnp.sum(jnp.where(mask_BT, x_BT, 0.0))
+
   return objective_BT, {
     'tokens': total(1.0),
     'ratio': total(ratio_BT),
@@ -110,22 +111,6 @@ def _clipped(ratio_BT, rows, settings):
 
 
 HOW = {'none': None, 'ratio': How(prp.carry, _ratio_objective)}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lesson:
-  """What a policy trains on in one round.
-
-  Attributes:
-    own, peer: rows by where they come from.
-    residuals: what THL could not carry, by sender.
-    peer_records: how many records of peers were used.
-  """
-
-  own: Sequence[rows_lib.Row]
-  peer: Sequence[rows_lib.Row]
-  residuals: Mapping[str, transfer.Residual]
-  peer_records: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +150,7 @@ class Method:
     received: Sequence[records.Record],
     receiver: byte_tokenizer.ByteTokenizer,
     max_tokens: int,
-  ) -> Lesson:
+  ) -> lesson_lib.Lesson:
     """Turns own groups and what peers gave into rows to train on.
 
     Args:
@@ -182,20 +167,18 @@ class Method:
     )
     advantage_PG = grpo.advantages(rewards_PG, baseline_P3)
     own = [
-      rows_lib.own(p, rollout, advantage_PG[p, g])
+      lesson_lib.own_row(p, rollout, advantage_PG[p, g])
       for p, group in enumerate(groups)
       for g, rollout in enumerate(group)
     ]
     peer, residuals = self._peer_rows(
       groups, used, place, baseline_P3, receiver, max_tokens
     )
-    return Lesson(
+    return lesson_lib.Lesson(
       own=own, peer=peer, residuals=residuals, peer_records=len(used)
     )
 
-  def _peer_rows(
-    self, groups, used, place, baseline_P3, receiver, max_tokens
-  ):
+  def _peer_rows(self, groups, used, place, baseline_P3, receiver, max_tokens):
     rollouts = [r for r in used if isinstance(r, records.Rollout)]
     selected = WHICH[self.parts.which].function(groups, rollouts)
     if not selected:

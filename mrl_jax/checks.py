@@ -1,7 +1,7 @@
 """Errors that tell a user what was wrong, where, and what to do."""
 
-import difflib
 from collections.abc import Iterable
+import difflib
 
 
 class InputError(ValueError):

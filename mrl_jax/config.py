@@ -8,6 +8,8 @@ import ml_collections
 
 from mrl_jax import checks
 
+MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:

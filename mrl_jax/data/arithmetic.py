@@ -143,16 +143,19 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
           continue
         key = f'{family}/{"-".join(map(str, numbers))}'
         solved = solution(operation, numbers)
-        yield key, {
-          'id': key,
-          'question': question(
-            surface, operation, numbers, random.Random(f'{seed}:{key}')
-          ),
-          'solution': solved,
-          'answer': solved.rpartition('= ')[2],
-          'family': family,
-          'difficulty': count,
-        }
+        yield (
+          key,
+          {
+            'id': key,
+            'question': question(
+              surface, operation, numbers, random.Random(f'{seed}:{key}')
+            ),
+            'solution': solved,
+            'answer': solved.rpartition('= ')[2],
+            'family': family,
+            'difficulty': count,
+          },
+        )
 
 
 def prepare(data_dir: str, seed: int) -> Arithmetic:

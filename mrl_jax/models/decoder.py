@@ -4,9 +4,9 @@ A tensor is declared once, in `_param`: its shape, its initial scale and the
 names of its axes, from which `sharding` derives where it lives.
 """
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from mrl_jax.config import ModelConfig
 from mrl_jax.models import sharding
@@ -147,7 +147,9 @@ class Decoder(nnx.Module):
     self.config = config
     v, d = config.vocab_size, config.d_model
     self.embed_VD = _param(rngs, (v, d), ('vocab', 'embed'), d)
-    self.blocks = nnx.List(Block(config, rngs) for _ in range(config.num_layers))
+    self.blocks = nnx.List(
+      Block(config, rngs) for _ in range(config.num_layers)
+    )
     self.final_norm = RMSNorm(d, config)
     self.unembed_DV = (
       None
@@ -205,5 +207,8 @@ class Decoder(nnx.Module):
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
   """Zeroed keys and values [batch, K, slots, E] for every layer."""
   shape = (batch, config.num_kv_heads, slots, config.head_dim)
-  zeros = lambda: jnp.zeros(shape, config.dtype)
+
+  def zeros():
+    return jnp.zeros(shape, config.dtype)
+
   return [(zeros(), zeros()) for _ in range(config.num_layers)]

@@ -28,7 +28,7 @@ def response_logps(
   length: int,
   chunk: int,
 ) -> jax.Array:
-  """log pi(token | all before it) of the last `length` tokens of every row.
+  """Log pi(token | all before it) of the last `length` tokens of every row.
 
   Args:
     decoder: the policy.
@@ -50,7 +50,7 @@ def response_logps(
 
 
 def token_logps(decoder, hidden_BTD, targets_BT, chunk):
-  """log softmax(logits)[target], a chunk of positions at a time."""
+  """Log softmax(logits)[target], a chunk of positions at a time."""
 
   @jax.checkpoint
   def score(hidden_BTD, targets_BT):
@@ -63,13 +63,16 @@ def token_logps(decoder, hidden_BTD, targets_BT, chunk):
   if step == length:
     return score(hidden_BTD, targets_BT)
   pad = -length % step
-  by_chunk = lambda x: jnp.moveaxis(
-    jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
-      batch, -1, step, *x.shape[2:]
-    ),
-    1,
-    0,
-  )
+
+  def by_chunk(x):
+    return jnp.moveaxis(
+      jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
+        batch, -1, step, *x.shape[2:]
+      ),
+      1,
+      0,
+    )
+
   logp_MBT = jax.lax.map(
     lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
   )

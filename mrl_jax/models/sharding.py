@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 from flax import nnx
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from mrl_jax import checks
 
-MESH_AXES = ('data', 'fsdp', 'tensor')
 ROWS = ('data', 'fsdp')  # Rows of a batch are spread over both.
 
 # Parameters while training: every matrix is sharded over `fsdp`.
@@ -52,7 +53,8 @@ def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
     for size, axis, name in zip(param.shape, spec, param.axes, strict=True):
       if axis is not None and size % mesh.shape[axis]:
         wrong.append(
-          f'{nnx_path(path)}: {name} = {size} on {axis} = {mesh.shape[axis]}'
+          f'{".".join(map(str, path))}: {name} = {size} over '
+          f'{axis} = {mesh.shape[axis]}'
         )
     return param.replace(NamedSharding(mesh, spec))
 

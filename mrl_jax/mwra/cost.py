@@ -57,7 +57,9 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
   layer_widths += model.num_heads * slots  # Attention weights of a token.
   activations = shape.micro_rows * slots * model.num_layers * layer_widths
   logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)
-  attention = 4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
+  attention = (
+    4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
+  )
   return Cost(
     state_bytes=4 * model.num_params * _FLOAT,
     sampling_bytes=model.num_params * _FLOAT

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 import numpy as np
 
-from mrl_jax.models import sharding
+from mrl_jax import config
 from mrl_jax.mwra import planner
 
 
@@ -15,7 +15,7 @@ def build(plan: planner.Plan, devices: Sequence[jax.Device]) -> dict[str, Mesh]:
   return {
     name: Mesh(
       np.array([devices[i] for i in part.devices]).reshape(part.shape),
-      sharding.MESH_AXES,
+      config.MESH_AXES,
     )
     for name, part in plan.items()
   }

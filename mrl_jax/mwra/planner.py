@@ -59,7 +59,9 @@ def plan(
   Raises:
     InputError: no plan; names the policy, what is short, and what would help.
   """
-  costs = {name: cost_lib.estimate(m, shapes[name]) for name, m in models.items()}
+  costs = {
+    name: cost_lib.estimate(m, shapes[name]) for name, m in models.items()
+  }
   sizes = {
     name: _sizes(
       name, model, costs[name], devices, divides, tensor, device_bytes
@@ -110,7 +112,9 @@ def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
     f'there are {devices}',
   )
   fits = [
-    n for n in shapes if device_bytes is None or cost.peak_bytes <= n * device_bytes
+    n
+    for n in shapes
+    if device_bytes is None or cost.peak_bytes <= n * device_bytes
   ]
   if not fits:
     short = cost.peak_bytes / max(shapes) - device_bytes

@@ -1,6 +1,7 @@
 """Reward functions, and their weighted sum."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import functools
 
 from mrl_jax import checks
 from mrl_jax import records
@@ -20,12 +21,21 @@ def format(verdict: records.Verdict) -> float:
 REWARDS = {'exact': exact, 'format': format}
 
 
+def build(config) -> Callable[[bytes, str, str], tuple[float, str]]:
+  """The function that judges completions, from `config.reward`."""
+  weights = {
+    checks.choose(name, REWARDS, 'reward'): weight
+    for name, weight in config.weights.items()
+  }
+  return functools.partial(judge, marker=config.marker, weights=weights)
+
+
 def judge(
   payload: bytes,
   finish: records.Finish,
   gold: str,
   marker: str,
-  weights: Mapping[str, float],
+  weights: Mapping[Callable, float],
 ) -> tuple[float, records.Verdict]:
   """The reward of a completion, and the verdict on its answer.
 
@@ -36,14 +46,11 @@ def judge(
     finish: whether it ended by itself.
     gold: the right answer.
     marker: what the answer stands behind.
-    weights: of each reward function, by its name in `REWARDS`.
+    weights: of each reward function.
   """
   verdict = 'unparsable'
   if finish == 'stop':
     text = payload.decode('utf-8', errors='replace')
     verdict = verify.verify(text, gold, marker)
-  reward = sum(
-    weight * checks.choose(name, REWARDS, 'reward')(verdict)
-    for name, weight in weights.items()
-  )
+  reward = sum(weight * reward(verdict) for reward, weight in weights.items())
   return float(reward), verdict

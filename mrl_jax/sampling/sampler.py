@@ -39,17 +39,32 @@ class Samples:
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['step', 'token_B', 'cache', 'tokens_TB', 'sampling_logp_TB',
-               'policy_logp_TB', 'length_B', 'stopped_B'],
+  data_fields=['step', 'key_B', 'valid_BS', 'position_B', 'cache', 'token_B',
+               'tokens_TB', 'sampling_logp_TB', 'policy_logp_TB', 'length_B',
+               'stopped_B'],
   meta_fields=[],
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingState:
-  """What the loop carries from token to token."""
+  """What the loop carries from token to token.
 
-  step: jax.Array  # tokens sampled so far
-  token_B: jax.Array  # the last one of each row
-  cache: decoder_lib.Cache  # keys and values, S slots
+  Attributes:
+    step: tokens sampled so far.
+    key_B: the stream of each row.
+    valid_BS: False at the prompt's padding.
+    position_B: of the next token to be fed.
+    cache: keys and values of all that was fed.
+    token_B: the last one sampled, not yet fed.
+    tokens_TB, sampling_logp_TB, policy_logp_TB, length_B, stopped_B: as in
+      `Samples`, so far.
+  """
+
+  step: jax.Array
+  key_B: jax.Array
+  valid_BS: jax.Array
+  position_B: jax.Array
+  cache: decoder_lib.Cache
+  token_B: jax.Array
   tokens_TB: jax.Array
   sampling_logp_TB: jax.Array
   policy_logp_TB: jax.Array
@@ -86,75 +101,18 @@ def sample(
     stop_ids: tokens that end a completion; it keeps them.
     greedy: take the likeliest token; its sampling log-probability is then 0.
   """
-  prompts, context = prompt_PC.shape
-  positions_PC, mask_PCC = logps.prompt_layout(valid_PC)
-  cache = decoder_lib.empty_cache(decoder.config, prompts, context + length)
-  mask_PCS = jnp.pad(mask_PCC, ((0, 0), (0, 0), (0, length)))
-  hidden_PCD, cache = decoder(prompt_PC, positions_PC, mask_PCS, cache)
-  by_row = lambda x: jnp.repeat(x, samples, axis=0)
-  logits_BV = by_row(decoder.logits(hidden_PCD[:, -1:])[:, 0])
-  each = jax.vmap(jax.random.fold_in, (0, 0))
-  place_B, sample_B = jnp.divmod(jnp.arange(prompts * samples), samples)
-  key_B = each(each(by_row(jnp.broadcast_to(key, prompts)), place_B), sample_B)
-  prompt_length_B = by_row(valid_PC.sum(1))
-  # Slots of the response are valid once written; the loop hides later ones.
-  valid_BS = jnp.pad(
-    by_row(valid_PC), ((0, 0), (0, length)), constant_values=True
+  draw = functools.partial(
+    _draw,
+    temperature=temperature,
+    stop_ids=jnp.array(stop_ids),
+    greedy=greedy,
   )
-
-  def draw(state: SamplingState, logits_BV) -> SamplingState:
-    step_key_B = jax.vmap(jax.random.fold_in, (0, None))(key_B, state.step)
-    if greedy:
-      token_B = jnp.argmax(logits_BV, -1)
-      sampling_logp_B = jnp.zeros_like(logits_BV[:, 0])
-    else:
-      scaled_BV = logits_BV / temperature
-      token_B = jax.vmap(jax.random.categorical)(step_key_B, scaled_BV)
-      sampling_logp_B = _log_prob(scaled_BV, token_B)
-    live_B = ~state.stopped_B
-    put = lambda x_TB, x_B: x_TB.at[state.step].set(
-      jnp.where(live_B, x_B, 0).astype(x_TB.dtype)
-    )
-    stops_B = (token_B[:, None] == jnp.array(stop_ids)[None, :]).any(1)
-    return SamplingState(
-      step=state.step + 1,
-      token_B=token_B,
-      cache=state.cache,
-      tokens_TB=put(state.tokens_TB, token_B),
-      sampling_logp_TB=put(state.sampling_logp_TB, sampling_logp_B),
-      policy_logp_TB=put(
-        state.policy_logp_TB, _log_prob(logits_BV, token_B)
-      ),
-      length_B=state.length_B + live_B,
-      stopped_B=state.stopped_B | stops_B,
-    )
-
-  def advance(state: SamplingState) -> SamplingState:
-    slot = context + state.step - 1
-    hidden_B1D, cache = decoder(
-      state.token_B[:, None],
-      (prompt_length_B + state.step - 1)[:, None],
-      (valid_BS & (jnp.arange(context + length) <= slot)[None, :])[:, None, :],
-      state.cache,
-      slot,
-    )
-    state = dataclasses.replace(state, cache=cache)
-    return draw(state, decoder.logits(hidden_B1D)[:, 0])
-
-  rows = prompts * samples
-  state = SamplingState(
-    step=jnp.int32(0),
-    token_B=jnp.zeros(rows, jnp.int32),
-    cache=jax.tree.map(by_row, cache),
-    tokens_TB=jnp.zeros((length, rows), jnp.int32),
-    sampling_logp_TB=jnp.zeros((length, rows)),
-    policy_logp_TB=jnp.zeros((length, rows)),
-    length_B=jnp.zeros(rows, jnp.int32),
-    stopped_B=jnp.zeros(rows, bool),
+  state, logits_BV = _prefill(
+    decoder, prompt_PC, valid_PC, key, samples, length
   )
   state = jax.lax.while_loop(
     lambda state: (state.step < length) & ~state.stopped_B.all(),
-    advance,
+    lambda state: draw(*_feed(decoder, state)),
     draw(state, logits_BV),
   )
   return Samples(
@@ -164,6 +122,87 @@ def sample(
     length_B=state.length_B,
     stopped_B=state.stopped_B,
   )
+
+
+def _prefill(decoder, prompt_PC, valid_PC, key, samples, length):
+  """Runs the prompts; returns the state and the logits of the first tokens."""
+  prompts, context = prompt_PC.shape
+  rows = prompts * samples
+  positions_PC, mask_PCC = logps.prompt_layout(valid_PC)
+  hidden_PCD, cache = decoder(
+    prompt_PC,
+    positions_PC,
+    jnp.pad(mask_PCC, ((0, 0), (0, 0), (0, length))),
+    decoder_lib.empty_cache(decoder.config, prompts, context + length),
+  )
+
+  def by_row(x):
+    return jnp.repeat(x, samples, axis=0)
+
+  fold = jax.vmap(jax.random.fold_in)
+  place_B, sample_B = jnp.divmod(jnp.arange(rows), samples)
+  valid_PS = jnp.pad(valid_PC, ((0, 0), (0, length)), constant_values=True)
+  state = SamplingState(
+    step=jnp.int32(0),
+    key_B=fold(fold(jnp.broadcast_to(key, rows), place_B), sample_B),
+    valid_BS=by_row(valid_PS),
+    position_B=by_row(valid_PC.sum(1)),
+    cache=jax.tree.map(by_row, cache),
+    token_B=jnp.zeros(rows, jnp.int32),
+    tokens_TB=jnp.zeros((length, rows), jnp.int32),
+    sampling_logp_TB=jnp.zeros((length, rows)),
+    policy_logp_TB=jnp.zeros((length, rows)),
+    length_B=jnp.zeros(rows, jnp.int32),
+    stopped_B=jnp.zeros(rows, bool),
+  )
+  return state, by_row(decoder.logits(hidden_PCD[:, -1:])[:, 0])
+
+
+def _draw(state, logits_BV, *, temperature, stop_ids, greedy) -> SamplingState:
+  """Takes the next token of every row that goes on."""
+  if greedy:
+    token_B = jnp.argmax(logits_BV, -1)
+    sampling_logp_B = jnp.zeros_like(state.policy_logp_TB[0])
+  else:
+    key_B = jax.vmap(jax.random.fold_in, (0, None))(state.key_B, state.step)
+    scaled_BV = logits_BV / temperature
+    token_B = jax.vmap(jax.random.categorical)(key_B, scaled_BV)
+    sampling_logp_B = _log_prob(scaled_BV, token_B)
+  policy_logp_B = _log_prob(logits_BV, token_B)
+  live_B = ~state.stopped_B
+
+  def put(x_TB, x_B):
+    x_B = jnp.where(live_B, x_B, 0).astype(x_TB.dtype)
+    return x_TB.at[state.step].set(x_B)
+
+  return dataclasses.replace(
+    state,
+    step=state.step + 1,
+    token_B=token_B.astype(jnp.int32),
+    tokens_TB=put(state.tokens_TB, token_B),
+    sampling_logp_TB=put(state.sampling_logp_TB, sampling_logp_B),
+    policy_logp_TB=put(state.policy_logp_TB, policy_logp_B),
+    length_B=state.length_B + live_B,
+    stopped_B=state.stopped_B | jnp.isin(token_B, stop_ids),
+  )
+
+
+def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
+  """Runs the last token of every row; returns the logits of the next."""
+  slots = state.valid_BS.shape[1]
+  slot = slots - state.tokens_TB.shape[0] + state.step - 1
+  written_1S = (jnp.arange(slots) <= slot)[None, :]
+  hidden_B1D, cache = decoder(
+    state.token_B[:, None],
+    state.position_B[:, None],
+    (state.valid_BS & written_1S)[:, None, :],
+    state.cache,
+    slot,
+  )
+  state = dataclasses.replace(
+    state, cache=cache, position_B=state.position_B + 1
+  )
+  return state, decoder.logits(hidden_B1D)[:, 0]
 
 
 def _log_prob(logits_BV, token_B):
@@ -186,7 +225,9 @@ def build(model: ModelConfig, mesh: Mesh, **settings):
   rows, one = sharding.rows(mesh), sharding.replicated(mesh)
   places = sharding.params(params, mesh, sharding.DECODE)
   return jax.jit(
-    lambda params, *args: sample(nnx.merge(graphdef, params), *args, **settings),
+    lambda params, *args: sample(
+      nnx.merge(graphdef, params), *args, **settings
+    ),
     in_shardings=(places, rows, rows, one, one),
     out_shardings=rows,
   )

@@ -1,181 +1,151 @@
 """The exchange between policies of one process: bounded queues in memory."""
 
 from collections.abc import Collection, Mapping, Sequence
-import dataclasses
 import threading
 
 from absl import logging
 import msgspec
 
 from mrl_jax import records
+from mrl_jax.see import exchange
 from mrl_jax.see import ledger as ledger_lib
 from mrl_jax.see import wire
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-  """How much a queue holds, how old, and how long anyone waits for it.
+def connect(
+  listens_to: Mapping[str, Collection[str]], limits: exchange.Limits
+) -> dict[str, 'Endpoint']:
+  """The endpoints of policies of this process.
 
-  Attributes:
-    records, bytes: the most in one receiver's queue.
-    max_staleness: rounds that a record may be old when it is collected.
-    block_s: how long a publisher waits for room before the oldest records go.
-    wait_s: how long a collector waits for its peers.
+  Args:
+    listens_to: the peers that each policy hears.
+    limits: of each policy's queue.
+  """
+  endpoints = {
+    name: Endpoint(name, peers, limits) for name, peers in listens_to.items()
+  }
+  for name, peers in listens_to.items():
+    for peer in peers:
+      endpoints[peer].listeners.append(endpoints[name])
+  return endpoints
+
+
+class Endpoint:
+  """A policy's queue, and the queues of those who listen to it.
+
+  The state of the queue is guarded by one condition, which is notified when
+  there is more in it or more room.
   """
 
-  records: int
-  bytes: int
-  max_staleness: int
-  block_s: float
-  wait_s: float
-
-
-class Hub:
-  """Queues of all policies, one a receiver; see `exchange.Endpoint`."""
-
-  def __init__(self, peers: Mapping[str, Sequence[str]], limits: Limits):
-    """Makes a queue for each policy.
-
-    Args:
-      peers: whom each policy listens to.
-      limits: of each queue.
-    """
-    self.limits = limits
+  def __init__(
+    self, policy: str, peers: Collection[str], limits: exchange.Limits
+  ):
+    self.policy, self.limits = policy, limits
+    self.listeners: list[Endpoint] = []
     self.ledger = ledger_lib.Ledger()
-    self._queues = {
-      name: _Queue(name, frozenset(senders), limits, self.ledger)
-      for name, senders in peers.items()
-    }
-
-  def endpoint(self, policy: str) -> 'Endpoint':
-    return Endpoint(self, policy)
-
-  def publish(self, sender, round, published):
-    for queue in self._queues.values():
-      if sender in queue.senders:
-        queue.put(sender, round, published)
-
-  def collect(self, receiver, round, kinds):
-    return self._queues[receiver].take(round, kinds)
-
-  def state(self) -> bytes:
-    """Undelivered records, published rounds and the ledger."""
-    queues = {name: queue.state() for name, queue in self._queues.items()}
-    return msgspec.msgpack.encode([queues, self.ledger.state()])
-
-  def restore(self, state: bytes) -> None:
-    queues, counts = msgspec.msgpack.decode(state)
-    self.ledger.restore(counts)
-    for name, queue in self._queues.items():
-      queue.restore(queues[name])
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-  """A policy's place at a `Hub`."""
-
-  hub: Hub
-  policy: str
+    self._changed = threading.Condition()
+    self._waiting = {}  # Records by identity, in the order of arrival.
+    self._bytes = 0
+    self._gone = set()  # Identities that were here, to know a duplicate.
+    self._heard = dict.fromkeys(peers, -1)  # Each peer's last round.
 
   def publish(self, round: int, published: Sequence[records.Record]) -> None:
-    self.hub.publish(self.policy, round, published)
+    for listener in self.listeners:
+      listener.deliver(self.policy, round, published)
 
-  def collect(
-    self, round: int, kinds: Collection[str]
-  ) -> list[records.Record]:
-    return self.hub.collect(self.policy, round, kinds)
-
-  def ledger(self) -> ledger_lib.Ledger:
-    return self.hub.ledger
-
-
-class _Queue:
-  """What waits for one receiver."""
-
-  def __init__(self, receiver, senders, limits, ledger):
-    self.senders = senders
-    self._receiver, self._limits, self._ledger = receiver, limits, ledger
-    self._changed = threading.Condition()
-    self._waiting = {}  # Records by identity, oldest first.
-    self._bytes = 0
-    self._taken = set()  # Identities that were here, to know a duplicate.
-    self._published = dict.fromkeys(senders, -1)  # Each sender's last round.
-
-  def put(self, sender, round, published):
+  def deliver(
+    self, sender: str, round: int, published: Sequence[records.Record]
+  ) -> None:
+    """Takes in what a peer publishes."""
     with self._changed:
       for record in published:
-        self._put_one(sender, record)
-      self._published[sender] = max(round, self._published[sender])
+        self._admit(sender, record)
+      self._heard[sender] = max(round, self._heard[sender])
       self._changed.notify_all()
 
-  def _put_one(self, sender, record):
-    identity, size = records.identity(record), records.size(record)
+  def _admit(self, sender, record):
+    kind, identity = records.kind(record), records.identity(record)
+    size = records.size(record)
     fault = records.fault(record)
     if record.header.policy != sender:
       fault = 'sender'
-    elif size > self._limits.bytes:
+    elif size > self.limits.bytes:
       fault = 'size'
-    self._count(record, 'published', sender)
+    self.ledger.add(sender, kind, 'published')
     if fault:
-      logging.warning('SEE refused a record of %s: %s', sender, fault)
-      self._count(record, 'refused', sender)
-    elif identity in self._waiting or identity in self._taken:
-      self._count(record, 'duplicate')
+      logging.warning(
+        '%s refused a record of %s: %s', self.policy, sender, fault
+      )
+      self.ledger.add(sender, kind, 'refused')
+    elif identity in self._waiting or identity in self._gone:
+      self.ledger.add(sender, kind, 'duplicate')
     else:
-      self._changed.wait_for(lambda: self._fits(size), self._limits.block_s)
-      while not self._fits(size):
-        self._remove(next(iter(self._waiting)), 'evicted')
+      self._changed.wait_for(lambda: self._has_room(size), self.limits.block_s)
+      while not self._has_room(size):
+        oldest = min(self._waiting.values(), key=lambda r: r.header.round)
+        self._remove(oldest, 'evicted')
       self._waiting[identity] = record
       self._bytes += size
 
-  def take(self, round, kinds):
+  def collect(self, round: int, kinds: Collection[str]) -> list[records.Record]:
     with self._changed:
-      silent = lambda: [s for s, r in self._published.items() if r < round]
-      if not self._changed.wait_for(lambda: not silent(), self._limits.wait_s):
-        logging.warning(
-          'round %d: %s heard nothing from %s in %g s and goes on without',
-          round, self._receiver, ', '.join(sorted(silent())),
-          self._limits.wait_s,
-        )  # fmt: skip
-      oldest = round - self._limits.max_staleness
+      self._wait_for_peers(round)
+      oldest = round - self.limits.max_staleness
       taken = []
-      for identity, record in list(self._waiting.items()):
+      for record in list(self._waiting.values()):
         if record.header.round < oldest:
-          self._remove(identity, 'stale')
+          self._remove(record, 'stale')
         elif record.header.round <= round and records.kind(record) in kinds:
-          taken.append(self._remove(identity, 'used'))
-      self._taken = {i for i in self._taken if i[1] >= oldest}
+          self._remove(record, 'used')
+          taken.append(record)
+      self._gone = {i for i in self._gone if i[1] >= oldest}
       self._changed.notify_all()
     return sorted(taken, key=_order)
 
-  def _fits(self, size):
+  def _wait_for_peers(self, round):
+    def silent():
+      return sorted(peer for peer, last in self._heard.items() if last < round)
+
+    if not self._changed.wait_for(lambda: not silent(), self.limits.wait_s):
+      logging.warning(
+        'round %d: %s heard nothing from %s in %g s and goes on without',
+        round,
+        self.policy,
+        ', '.join(silent()),
+        self.limits.wait_s,
+      )
+
+  def _has_room(self, size):
     return (
-      len(self._waiting) < self._limits.records
-      and self._bytes + size <= self._limits.bytes
+      len(self._waiting) < self.limits.records
+      and self._bytes + size <= self.limits.bytes
     )
 
-  def _remove(self, identity, fate):
-    record = self._waiting.pop(identity)
+  def _remove(self, record, fate):
+    identity = records.identity(record)
+    del self._waiting[identity]
     self._bytes -= records.size(record)
-    self._taken.add(identity)
-    self._count(record, fate)
-    return record
+    self._gone.add(identity)
+    self.ledger.add(record.header.policy, records.kind(record), fate)
 
-  def _count(self, record, fate, sender=None):
-    sender = sender or record.header.policy
-    self._ledger.add(sender, self._receiver, records.kind(record), fate)
-
-  def state(self):
+  def state(self) -> bytes:
     with self._changed:
-      waiting = wire.encode(list(self._waiting.values()))
-      return [waiting, sorted(self._taken), self._published]
+      return msgspec.msgpack.encode(
+        [
+          wire.encode(list(self._waiting.values())),
+          sorted(self._gone),
+          self._heard,
+          self.ledger.state(),
+        ]
+      )
 
-  def restore(self, state):
+  def restore(self, state: bytes) -> None:
     with self._changed:
-      waiting, taken, self._published = state
+      waiting, gone, self._heard, counts = msgspec.msgpack.decode(state)
       self._waiting = {records.identity(r): r for r in wire.decode(waiting)}
       self._bytes = sum(map(records.size, self._waiting.values()))
-      self._taken = {tuple(identity) for identity in taken}
+      self._gone = {tuple(identity) for identity in gone}
+      self.ledger.restore(counts)
 
 
 def _order(record):

@@ -1,11 +1,9 @@
 """PRP: peers' rollouts join the group, carried over by THL."""
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
+from collections.abc import Iterable
 
 from mrl_jax import records
-from mrl_jax.sharing import rows
+from mrl_jax.sharing import lesson
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
@@ -14,7 +12,7 @@ def carry(
   selected: Iterable[tuple[int, records.Rollout, float]],
   receiver: byte_tokenizer.ByteTokenizer,
   max_tokens: int,
-) -> tuple[list[rows.Row], dict[str, transfer.Residual]]:
+) -> tuple[list[lesson.Row], dict[str, transfer.Residual]]:
   """Rows from peers' rollouts, and what THL could not carry.
 
   Args:
@@ -28,13 +26,11 @@ def carry(
   """
   carried, residuals = [], {}
   for prompt, rollout, advantage in selected:
-    residual = residuals.setdefault(
-      rollout.header.policy, transfer.Residual()
-    )
+    residual = residuals.setdefault(rollout.header.policy, transfer.Residual())
     moved = transfer.transfer(rollout, receiver, max_tokens, residual)
     if moved is not None:
       carried.append(
-        rows.Row(
+        lesson.Row(
           prompt, moved.ids, moved.behaviour_logp, advantage, moved.chunk
         )
       )

@@ -14,9 +14,7 @@ def group_stats(group: Sequence[records.Rollout]) -> records.GroupStats:
   rewards_1G = np.array([[rollout.reward for rollout in group]])
   count, reward_sum, reward_square_sum = grpo.moments(rewards_1G)[0]
   return records.GroupStats(
-    header=msgspec.structs.replace(
-      group[0].header, sample=records.WHOLE_GROUP
-    ),
+    header=msgspec.structs.replace(group[0].header, sample=records.WHOLE_GROUP),
     count=int(count),
     reward_sum=reward_sum,
     reward_square_sum=reward_square_sum,

@@ -27,7 +27,10 @@ def chunks(
   if a_bytes != b_bytes:
     raise ValueError(f'{a_bytes} bytes cannot be aligned with {b_bytes}')
   common = np.intersect1d(a_ends, b_ends)
-  chunk = lambda ends: np.searchsorted(common, ends).astype(np.int32)
+
+  def chunk(ends):
+    return np.searchsorted(common, ends).astype(np.int32)
+
   return chunk(a_ends), chunk(b_ends)
 
 

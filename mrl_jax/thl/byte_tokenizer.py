@@ -162,7 +162,9 @@ def _token_bytes(backend, spec, special) -> list[bytes]:
   decoder = json.dumps(spec['decoder'])
   if '"ByteLevel"' in decoder:
     unicode_bytes = _byte_level_alphabet()
-    to_bytes = lambda piece: bytes(unicode_bytes[c] for c in piece)
+
+    def to_bytes(piece):
+      return bytes(unicode_bytes[c] for c in piece)
   elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder:
     to_bytes = _sentencepiece_bytes
   else:

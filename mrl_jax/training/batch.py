@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 
 from mrl_jax import checks
-from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import update
 
 
@@ -57,7 +57,7 @@ class Packer:
   def mini_batch_parts(
     self,
     prompt_ids: Sequence[np.ndarray],
-    parts: Mapping[str, Sequence[rows_lib.Row]],
+    parts: Mapping[str, Sequence[lesson_lib.Row]],
   ) -> list[dict[str, update.Rows]]:
     """The parts of every mini-batch; a prompt's rows stay together.
 
@@ -69,7 +69,9 @@ class Packer:
       self._weigh_and_pack(
         prompt_ids,
         {
-          name: [r for r in rows if r.prompt * self.mini_batches // prompts == m]
+          name: [
+            r for r in rows if r.prompt * self.mini_batches // prompts == m
+          ]
           for name, rows in parts.items()
         },
       )
@@ -90,7 +92,7 @@ class Packer:
   def pack(
     self,
     prompt_ids: Sequence[np.ndarray],
-    weighed: Sequence[tuple[rows_lib.Row, float]],
+    weighed: Sequence[tuple[lesson_lib.Row, float]],
   ) -> update.Rows:
     """Pads rows, each with the weight of its tokens, to micro-batches."""
     size = max(1, -(-len(weighed) // self.multiple)) * self.multiple
@@ -112,7 +114,10 @@ class Packer:
       weight_BT[b, :n] = weight
       advantage_B1[b] = row.advantage
       chunk_BT[b, :n] = row.chunk
-    by_micro = lambda x: x.reshape(-1, min(size, self.micro_rows), x.shape[1])
+
+    def by_micro(x):
+      return x.reshape(-1, min(size, self.micro_rows), x.shape[1])
+
     return update.Rows(
       tokens_BS=by_micro(tokens_BS),
       valid_BS=by_micro(valid_BS),

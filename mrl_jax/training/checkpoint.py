@@ -52,9 +52,7 @@ class Checkpoints:
       for name, state in like.items()
     }
     items[_HOST] = ocp.args.JsonRestore()
-    restored = self._manager.restore(
-      rounds, args=ocp.args.Composite(**items)
-    )
+    restored = self._manager.restore(rounds, args=ocp.args.Composite(**items))
     return {name: restored[name] for name in like}, restored[_HOST]
 
   def close(self) -> None:

@@ -1,8 +1,7 @@
 """What a person sees of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import jax
 from rich import console as console_lib
 from rich import progress
 from rich import table as table_lib
@@ -16,12 +15,11 @@ _LINE_EVERY = 10  # Rounds between lines where there is no terminal.
 def show_plan(
   console: console_lib.Console,
   plan: planner.Plan,
+  devices: str,
   skipped: int,
-  devices: Sequence[jax.Device],
 ) -> None:
   """Which policy runs where."""
-  kind = f'{len(devices)} x {devices[0].device_kind}'
-  table = table_lib.Table(title=f'Plan for {kind}', title_justify='left')
+  table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
   for column in ('policy', 'parameters', 'vocabulary', 'devices',
                  'data x fsdp x tensor', 'MiB a device', 'load'):  # fmt: skip
     table.add_column(column, justify='left' if column == 'policy' else 'right')
@@ -92,7 +90,9 @@ def _exchange_table(
 ) -> table_lib.Table:
   """What passed through SEE, by pair and kind."""
   table = table_lib.Table(title='Exchange, records', title_justify='left')
-  fates = sorted({f for kinds in exchange.values() for row in kinds.values() for f in row})
+  fates = sorted(
+    {f for kinds in exchange.values() for row in kinds.values() for f in row}
+  )
   for column in ('pair', 'kind', *fates):
     table.add_column(column, justify='right' if column in fates else 'left')
   for pair, kinds in exchange.items():
@@ -109,7 +109,9 @@ def _residual_table(
   for column in ('direction', 'rollouts', 'refused', 'tokens sent',
                  'tokens received', '1:1', '1:n', 'n:1', 'n:m',
                  'boundaries lost'):  # fmt: skip
-    table.add_column(column, justify='right' if column != 'direction' else 'left')
+    table.add_column(
+      column, justify='right' if column != 'direction' else 'left'
+    )
   for direction, residual in residuals.items():
     reasons = [f'{n:,} {reason}' for reason, n in residual.refused.items()]
     chunks = residual.chunks
@@ -132,8 +134,8 @@ def _residual_table(
 class Live:
   """Progress of every policy; lines now and then where there is no terminal.
 
-    with Live(console, 'Round', {'llama': 150}, done=0) as live:
-      live.advance('llama', 'reward 0.50')
+  with Live(console, 'Round', {'llama': 150}, done=0) as live:
+    live.advance('llama', 'reward 0.50')
   """
 
   def __init__(

@@ -19,28 +19,33 @@ _MULTIPLE = 8  # Prompt positions are rounded up to it.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompts:
-  """The prompts of a run, each within every policy's limit.
+class Inputs:
+  """What a run reads; every prompt is within every policy's limit.
 
   Attributes:
-    train: those of reinforcement.
-    heldout: those of evaluation.
-    examples: those with worked solutions for each policy's warm start.
-    skipped: how many were left out as too long.
-    context: C of each policy.
+    train: prompts of reinforcement.
+    heldout: prompts of evaluation.
+    examples: prompts with worked solutions, for each policy's warm start.
+    skipped: how many prompts were left out as too long.
     tokenizers: of each policy.
+    context: C of each policy.
   """
 
   train: Sequence[records.Prompt]
   heldout: Sequence[records.Prompt]
   examples: Mapping[str, Sequence[records.Prompt]]
   skipped: int
-  context: Mapping[str, int]
   tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer]
+  context: Mapping[str, int]
 
 
-def load(config: ml_collections.ConfigDict, cache: str) -> Prompts:
-  """Loads data and tokenizers, and measures every prompt."""
+def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
+  """Loads data and tokenizers, and leaves out prompts that are too long.
+
+  Raises:
+    InputError: the data or a tokenizer cannot be used, or a prompt is too long
+      where `sample.long_prompts` is 'error'.
+  """
   read = functools.partial(prompts_lib.load, config.data, cache_dir=cache)
   every = read('train')
   train = prompts_lib.of_families(every, config.data.families)
@@ -60,41 +65,55 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Prompts:
   lengths = {
     name: {
       p.id: len(worker_lib.prompt_ids(tokenizers[name], policy.template, p))
-      for part in (train, heldout, examples[name])
-      for p in part
+      for p in (*train, *heldout, *examples[name])
     }
     for name, policy in config.policies.items()
   }
-  limit = config.sample.max_prompt_tokens
-  long = {
-    id: (name, n)
-    for name, by_id in lengths.items()
-    for id, n in by_id.items()
-    if n > limit
-  }
-  for id, (name, n) in long.items():
-    checks.require(
-      config.sample.long_prompts == 'skip',
-      f'prompt {id} has {n} tokens for policy {name}, more than '
-      f'sample.max_prompt_tokens = {limit}; raise it, or skip such prompts '
-      "with --config.sample.long_prompts=skip",
-    )
-  short = lambda part: [prompt for prompt in part if prompt.id not in long]
-  longest = {
-    name: max((n for id, n in by_id.items() if id not in long), default=1)
-    for name, by_id in lengths.items()
-  }
-  return Prompts(
+  long = _too_long(lengths, config.sample)
+
+  def short(prompts):
+    return [prompt for prompt in prompts if prompt.id not in long]
+
+  return Inputs(
     train=short(train),
     heldout=short(heldout),
-    examples={name: short(part) for name, part in examples.items()},
+    examples={name: short(prompts) for name, prompts in examples.items()},
     skipped=len(long),
-    context={n: -(-c // _MULTIPLE) * _MULTIPLE for n, c in longest.items()},
     tokenizers=tokenizers,
+    context={
+      name: _round_up(max(n for id, n in by_id.items() if id not in long))
+      for name, by_id in lengths.items()
+    },
   )
 
 
-def _examples(every, policy, config):
+def _too_long(lengths, config) -> set[str]:
+  """The ids of prompts that are too long for a policy."""
+  long = set()
+  for name, by_id in lengths.items():
+    for id, n in by_id.items():
+      if n <= config.max_prompt_tokens:
+        continue
+      long.add(id)
+      checks.require(
+        config.long_prompts == 'skip',
+        f'prompt {id} has {n} tokens for policy {name}, more than '
+        f'sample.max_prompt_tokens = {config.max_prompt_tokens}; raise it, or '
+        'leave such prompts out with --config.sample.long_prompts=skip',
+      )
+    checks.require(
+      len(long) < len(by_id),
+      f'every prompt has more than sample.max_prompt_tokens = '
+      f'{config.max_prompt_tokens} tokens for policy {name}',
+    )
+  return long
+
+
+def _round_up(n: int) -> int:
+  return -(-n // _MULTIPLE) * _MULTIPLE
+
+
+def _examples(every, policy, config) -> list[records.Prompt]:
   if not config.warm_start.steps:
     return []
   examples = prompts_lib.of_families(every, policy.warm_start_families)
@@ -106,7 +125,7 @@ def _examples(every, policy, config):
   return examples
 
 
-def _tokenizer_folder(config, prompts, cache):
+def _tokenizer_folder(config, prompts, cache) -> str:
   """The folder given, or that of a tokenizer trained on these prompts."""
   if config.path:
     return config.path

@@ -6,7 +6,6 @@ data, tokenizers, prompt lengths, devices. Only then does a device do work.
 
 from collections.abc import Mapping
 import dataclasses
-import functools
 import json
 import os
 
@@ -23,6 +22,7 @@ from mrl_jax.mwra import cost
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.rewards import functions
+from mrl_jax.see import exchange
 from mrl_jax.see import in_process
 from mrl_jax.training import batch
 from mrl_jax.training import inputs
@@ -40,28 +40,28 @@ class Job:
   Attributes:
     config: as given.
     workdir: where everything is written.
+    cache: the folder of what other runs may use too.
     run: the fingerprint of the config, which names the run in records.
     method: what is shared and what is minimised.
+    inputs: prompts, and the policies' tokenizers.
+    batches: prompts of every round; its state is the data cursor.
+    judge: the verifier and the reward.
     plan: which policy has which devices.
     workers: one a policy.
-    hub: the exchange between them.
-    batches: prompts of every round; its state is the data cursor.
-    prompts: all of them, with the policies' tokenizers.
-    cache: the folder of what other runs may use too.
-    judge: the verifier and the reward.
+    endpoints: each policy's place in the exchange.
   """
 
   config: ml_collections.ConfigDict
   workdir: str
+  cache: str
   run: str
   method: algorithms.Method
+  inputs: inputs.Inputs
+  batches: grain.DatasetIterator
+  judge: worker_lib.Judge
   plan: planner.Plan
   workers: Mapping[str, worker_lib.Worker]
-  hub: in_process.Hub
-  batches: grain.DatasetIterator
-  prompts: inputs.Prompts
-  cache: str
-  judge: worker_lib.Judge
+  endpoints: Mapping[str, exchange.Endpoint]
 
 
 def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
@@ -72,57 +72,24 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   """
   config_lib.check(config)
   method = algorithms.build(config.method)
+  judge = functions.build(config.reward)
   claim(workdir, config)
   cache = config.cache_dir or os.path.join(workdir, 'cache')
-  prompts = inputs.load(config, cache)
-  models = {
-    name: families.build(
-      vocab_size=prompts.tokenizers[name].vocab_size, **policy.model
-    )
-    for name, policy in config.policies.items()
-  }
-  plan = _plan(config, models, prompts.context)
-  placed = meshes.build(plan, jax.devices())
-  batches = pipeline.batches(prompts.train, config.train.prompts, config.seed)
-  workers = {}
-  for i, (name, policy) in enumerate(config.policies.items()):
-    workers[name] = worker_lib.Worker(
-      name,
-      model=models[name],
-      tokenizer=prompts.tokenizers[name],
-      template=policy.template,
-      mesh=placed[name],
-      optimizer=optimizer.build(
-        config.train.optimizer, config.train.rounds * config.train.mini_batches
-      ),
-      objectives=method.objectives,
-      packer=batch.Packer(
-        context=prompts.context[name],
-        length=config.sample.max_tokens,
-        multiple=config.train.row_multiple,
-        micro_rows=config.train.micro_rows,
-        mini_batches=config.train.mini_batches,
-        aggregation=config.train.aggregation,
-      ),
-      logit_chunk=config.train.logit_chunk,
-      key=jax.random.fold_in(jax.random.key(config.seed), i),
-    )
+  loaded = inputs.load(config, cache)
+  batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
+  plan = _plan(config, loaded)
   return Job(
     config=config,
     workdir=workdir,
+    cache=cache,
     run=config_lib.fingerprint(config),
     method=method,
-    plan=plan,
-    workers=workers,
-    hub=_hub(config),
+    inputs=loaded,
     batches=batches,
-    prompts=prompts,
-    cache=cache,
-    judge=functools.partial(
-      functions.judge,
-      marker=config.reward.marker,
-      weights=config.reward.weights.to_dict(),
-    ),
+    judge=judge,
+    plan=plan,
+    workers=_workers(config, method, loaded, plan),
+    endpoints=_endpoints(config),
   )
 
 
@@ -156,18 +123,20 @@ def claim(workdir: str, config: ml_collections.ConfigDict) -> None:
   metrics.write_whole(path, json.dumps(mine, indent=1))
 
 
-def _plan(config, models, context) -> planner.Plan:
+def _plan(config, loaded) -> planner.Plan:
   devices = jax.devices()
-  shapes = {
-    name: cost.RoundShape(
+  models, shapes = {}, {}
+  for name, policy in config.policies.items():
+    models[name] = families.build(
+      vocab_size=loaded.tokenizers[name].vocab_size, **policy.model
+    )
+    shapes[name] = cost.RoundShape(
       rows=config.train.prompts * config.train.samples,
-      prompt_tokens=context[name],
+      prompt_tokens=loaded.context[name],
       response_tokens=config.sample.max_tokens,
       micro_rows=config.train.micro_rows,
       logit_chunk=config.train.logit_chunk,
     )
-    for name in models
-  }
   return planner.plan(
     models,
     shapes,
@@ -179,15 +148,41 @@ def _plan(config, models, context) -> planner.Plan:
   )
 
 
-def _hub(config) -> in_process.Hub:
+def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
+  updates = config.train.rounds * config.train.mini_batches
+  placed = meshes.build(plan, jax.devices())
+  workers = {}
+  for i, (name, policy) in enumerate(config.policies.items()):
+    workers[name] = worker_lib.Worker(
+      name,
+      model=plan[name].model,
+      tokenizer=loaded.tokenizers[name],
+      template=policy.template,
+      mesh=placed[name],
+      optimizer=optimizer.build(config.train.optimizer, updates),
+      objectives=method.objectives,
+      packer=batch.Packer(
+        context=loaded.context[name],
+        length=config.sample.max_tokens,
+        multiple=config.train.row_multiple,
+        micro_rows=config.train.micro_rows,
+        mini_batches=config.train.mini_batches,
+        aggregation=config.train.aggregation,
+      ),
+      logit_chunk=config.train.logit_chunk,
+      key=jax.random.fold_in(jax.random.key(config.seed), i),
+    )
+  return workers
+
+
+def _endpoints(config) -> dict[str, exchange.Endpoint]:
   names = list(config.policies)
-  limits = in_process.Limits(
+  limits = exchange.Limits(
     records=config.see.capacity_records,
     bytes=config.see.capacity_mib * 2**20,
     max_staleness=config.see.max_staleness,
     block_s=config.see.block_s,
     wait_s=config.see.wait_s,
   )
-  return in_process.Hub(
-    {name: [peer for peer in names if peer != name] for name in names}, limits
-  )
+  listens_to = {name: [n for n in names if n != name] for name in names}
+  return in_process.connect(listens_to, limits)

@@ -1,6 +1,5 @@
 """The run: rounds of sampling, exchanging and learning."""
 
-import base64
 import contextlib
 import json
 import os
@@ -35,12 +34,18 @@ def run(
   """
   began = time.monotonic()
   job = job_lib.build(config, workdir)
-  display.show_plan(console, job.plan, job.prompts.skipped, jax.devices())
+  devices = jax.devices()
+  display.show_plan(
+    console,
+    job.plan,
+    f'{len(devices)} x {devices[0].device_kind}',
+    job.inputs.skipped,
+  )
   checkpoints = checkpoint.Checkpoints(
     os.path.join(workdir, 'checkpoints'), config.checkpoint.keep
   )
   with contextlib.closing(checkpoints):
-    progress = resume(job, checkpoints) or start(job, console)
+    progress = progress_lib.resume(job, checkpoints) or start(job, console)
     train(job, progress, checkpoints, console, began - progress.seconds)
   return finish(job, progress, console)
 
@@ -49,7 +54,9 @@ def start(
   job: job_lib.Job, console: console_lib.Console
 ) -> progress_lib.Progress:
   """Warm starts the policies, and evaluates what they then can."""
-  warm_start.run(job.workers, job.prompts.examples, job.config, job.cache, console)
+  warm_start.run(
+    job.workers, job.inputs.examples, job.config, job.cache, console
+  )
   return progress_lib.Progress(accuracy={0: evaluate(job, 0)})
 
 
@@ -63,9 +70,12 @@ def train(
   """Plays the rounds that are left, and writes down each."""
   config = job.config
   totals = dict.fromkeys(job.workers, config.train.rounds)
-  due = lambda every: (
-    progress.rounds % every == 0 or progress.rounds == config.train.rounds
-  )
+
+  def due(every):
+    return (
+      progress.rounds % every == 0 or progress.rounds == config.train.rounds
+    )
+
   with (
     contextlib.closing(metrics.Writer(job.workdir, progress.rounds)) as writer,
     display.Live(console, 'round', totals, progress.rounds) as live,
@@ -82,7 +92,7 @@ def train(
         writer.write(round, name, row)
         live.advance(name, display.note(row))
       if due(config.checkpoint.every):
-        save(job, progress, checkpoints)
+        progress_lib.save(job, progress, checkpoints)
 
 
 def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
@@ -108,10 +118,10 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
     groups[name] = worker.finish_sampling(
       sampling[name], job.judge, job.run, round
     )
-    job.hub.publish(name, round, job.method.publish(groups[name]))
+    job.endpoints[name].publish(round, job.method.publish(groups[name]))
   lessons, updates = {}, {}
   for name, worker in job.workers.items():
-    received = job.hub.collect(name, round, job.method.kinds)
+    received = job.endpoints[name].collect(round, job.method.kinds)
     lessons[name] = job.method.learn(
       groups[name], received, worker.tokenizer, config.sample.max_tokens
     )
@@ -127,15 +137,13 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
   }
 
 
-def evaluate(
-  job: job_lib.Job, rounds: int
-) -> dict[str, dict[str, float]]:
+def evaluate(job: job_lib.Job, rounds: int) -> dict[str, dict[str, float]]:
   """Held-out accuracy of every policy after so many rounds."""
   config = job.config.eval
   return {
     name: evaluation.accuracy(
       worker,
-      job.prompts.heldout,
+      job.inputs.heldout,
       job.judge,
       samples=config.samples,
       batch=config.batch,
@@ -144,43 +152,6 @@ def evaluate(
     )
     for name, worker in job.workers.items()
   }
-
-
-def save(
-  job: job_lib.Job,
-  progress: progress_lib.Progress,
-  checkpoints: checkpoint.Checkpoints,
-) -> None:
-  """Writes down all that the rest of the run depends on."""
-  host = {
-    'progress': progress.to_json(),
-    'batches': job.batches.get_state(),
-    'exchange': base64.b64encode(job.hub.state()).decode(),
-    'keys': {
-      name: jax.random.key_data(worker.key).tolist()
-      for name, worker in job.workers.items()
-    },
-  }
-  states = {name: worker.state for name, worker in job.workers.items()}
-  checkpoints.save(progress.rounds, states, host)
-
-
-def resume(
-  job: job_lib.Job, checkpoints: checkpoint.Checkpoints
-) -> progress_lib.Progress | None:
-  """Puts everything back as `save` found it; None if nothing was saved."""
-  found = checkpoints.restore({n: w.state for n, w in job.workers.items()})
-  if found is None:
-    return None
-  states, host = found
-  for name, worker in job.workers.items():
-    worker.state = states[name]
-    worker.key = jax.random.wrap_key_data(
-      jax.numpy.array(host['keys'][name], 'uint32')
-    )
-  job.batches.set_state(host['batches'])
-  job.hub.restore(base64.b64decode(host['exchange']))
-  return progress_lib.Progress.from_json(host['progress'])
 
 
 def finish(
@@ -208,14 +179,23 @@ def finish(
       }
       for name in job.workers
     },
-    'exchange': job.hub.ledger.table(),
+    'exchange': _exchange(job),
     'residuals': progress.to_json()['residuals'],
-    'prompts_skipped': job.prompts.skipped,
+    'prompts_skipped': job.inputs.skipped,
   }
   path = os.path.join(job.workdir, 'summary.json')
   metrics.write_whole(path, json.dumps(summary, indent=1))
   display.show_end(console, summary, progress.residuals, job.workdir)
   return summary
+
+
+def _exchange(job) -> dict:
+  """The ledgers of all policies: {'sender->receiver': {kind: {fate: n}}}."""
+  return {
+    f'{sender}->{receiver}': kinds
+    for receiver, endpoint in job.endpoints.items()
+    for sender, kinds in endpoint.ledger.table().items()
+  }
 
 
 def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:

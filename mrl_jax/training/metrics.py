@@ -13,24 +13,22 @@ class Writer:
   """Writes one object a round and policy; a resumed run continues the file."""
 
   def __init__(self, folder: str, rounds_done: int):
-    path = os.path.join(folder, 'metrics.jsonl')
-    kept = [row for row in read(path) if row['round'] < rounds_done]
+    self._path = os.path.join(folder, 'metrics.jsonl')
+    kept = [row for row in read(self._path) if row['round'] < rounds_done]
     # What was written after the checkpoint will be written again.
-    write_whole(path, ''.join(json.dumps(row) + '\n' for row in kept))
-    self._lines = open(path, 'a', encoding='utf-8')  # noqa: SIM115
+    write_whole(self._path, ''.join(json.dumps(row) + '\n' for row in kept))
     self._events = tensorboardX.SummaryWriter(
       os.path.join(folder, 'tensorboard'), purge_step=rounds_done
     )
 
   def write(self, round: int, policy: str, values: Mapping) -> None:
     row = {'round': round, 'policy': policy, **values}
-    self._lines.write(json.dumps(row) + '\n')
-    self._lines.flush()
+    with open(self._path, 'a', encoding='utf-8') as lines:
+      lines.write(json.dumps(row) + '\n')
     for name, value in _scalars(values):
       self._events.add_scalar(f'{policy}/{name}', value, round)
 
   def close(self) -> None:
-    self._lines.close()
     self._events.close()
 
 

@@ -1,11 +1,16 @@
-"""How far a run has come, and what it found on the way."""
+"""How far a run has come, and how it is saved and resumed."""
 
+import base64
 from collections.abc import Mapping
 import dataclasses
 
+import jax
 import msgspec
+import numpy as np
 
 from mrl_jax.thl import transfer
+from mrl_jax.training import checkpoint
+from mrl_jax.training import job as job_lib
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,3 +46,44 @@ class Progress:
   @classmethod
   def from_json(cls, values: Mapping) -> 'Progress':
     return msgspec.convert(values, cls, strict=False)
+
+
+def save(
+  job: job_lib.Job,
+  progress: Progress,
+  checkpoints: checkpoint.Checkpoints,
+) -> None:
+  """Writes down all that the rest of the run depends on."""
+  host = {
+    'progress': progress.to_json(),
+    'batches': job.batches.get_state(),
+    'exchange': {
+      name: base64.b64encode(endpoint.state()).decode()
+      for name, endpoint in job.endpoints.items()
+    },
+    'keys': {
+      name: jax.random.key_data(worker.key).tolist()
+      for name, worker in job.workers.items()
+    },
+  }
+  states = {name: worker.state for name, worker in job.workers.items()}
+  checkpoints.save(progress.rounds, states, host)
+
+
+def resume(
+  job: job_lib.Job, checkpoints: checkpoint.Checkpoints
+) -> Progress | None:
+  """Puts everything back as `save` found it; None if nothing was saved."""
+  found = checkpoints.restore({n: w.state for n, w in job.workers.items()})
+  if found is None:
+    return None
+  states, host = found
+  for name, worker in job.workers.items():
+    worker.state = states[name]
+    worker.key = jax.random.wrap_key_data(
+      np.array(host['keys'][name], np.uint32)
+    )
+  job.batches.set_state(host['batches'])
+  for name, endpoint in job.endpoints.items():
+    endpoint.restore(base64.b64decode(host['exchange'][name]))
+  return Progress.from_json(host['progress'])

@@ -54,9 +54,9 @@ def init_params(model: ModelConfig, mesh: Mesh, key: jax.Array) -> nnx.State:
   """Random parameters, made shard by shard where they live."""
   params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
   places = sharding.params(params, mesh, sharding.TRAIN)
-  return jax.jit(
-    functools.partial(_init_params, model), out_shardings=places
-  )(key)
+  return jax.jit(functools.partial(_init_params, model), out_shardings=places)(
+    key
+  )
 
 
 def fresh(
@@ -66,7 +66,10 @@ def fresh(
   mesh: Mesh,
 ) -> TrainState:
   """The state of a policy that has these parameters and no updates yet."""
-  init = lambda params: TrainState(jnp.int32(0), params, optimizer.init(params))
+
+  def init(params):
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
+
   return jax.jit(init, out_shardings=shardings(model, optimizer, mesh))(params)
 
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mrl_jax import algorithms
 from mrl_jax import records
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import metrics
 
 
 def of_round(
   groups: Sequence[Sequence[records.Rollout]],
-  lesson: algorithms.Lesson,
+  lesson: lesson_lib.Lesson,
   updates: Sequence[Mapping[str, np.ndarray]],
   seconds: float,
 ) -> dict:
@@ -44,7 +44,10 @@ def of_round(
 
 def _ratios(part, updates):
   """Means over the tokens of a part; nothing if no row of it had a signal."""
-  total = lambda name: sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
+
+  def total(name):
+    return sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
+
   tokens, ratios, squares = map(total, ('tokens', 'ratio', 'ratio_square'))
   if not tokens:
     return {}

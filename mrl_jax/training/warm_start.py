@@ -14,7 +14,7 @@ from rich import console as console_lib
 
 from mrl_jax import config as config_lib
 from mrl_jax import records
-from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import optimizer as optimizer_lib
@@ -124,7 +124,7 @@ def _pack(worker, batch) -> update.Rows:
     ids = np.append(ids, np.int32(worker.tokenizer.eos_id))
     zeros = np.zeros(len(ids), np.int32)
     prompt_ids.append(worker.prompt_ids(prompt))
-    rows.append(rows_lib.Row(i, ids, zeros, 1.0, zeros))
+    rows.append(lesson_lib.Row(i, ids, zeros, 1.0, zeros))
   weight = 1 / sum(len(row.ids) for row in rows)
   return worker.packer.pack(prompt_ids, [(row, weight) for row in rows])
 

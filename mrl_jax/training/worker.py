@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import optax
 
-from mrl_jax import algorithms
 from mrl_jax import records
 from mrl_jax.config import ModelConfig
 from mrl_jax.models import sharding
 from mrl_jax.sampling import sampler
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import batch
 from mrl_jax.training import state as state_lib
@@ -80,15 +80,11 @@ class Worker:
       self.state.params, mesh, sharding.DECODE
     )
     self._samplers = {}
-    self._update = update.build(
-      model, optimizer, mesh, objectives, logit_chunk
-    )
+    self._update = update.build(model, optimizer, mesh, objectives, logit_chunk)
 
   def start_from(self, params: nnx.State) -> None:
     """Begins anew with these parameters."""
-    self.state = state_lib.fresh(
-      params, self.model, self.optimizer, self.mesh
-    )
+    self.state = state_lib.fresh(params, self.model, self.optimizer, self.mesh)
 
   def prompt_ids(self, prompt: records.Prompt) -> np.ndarray:
     return prompt_ids(self.tokenizer, self._template, prompt)
@@ -169,7 +165,7 @@ class Worker:
     )
 
   def learn(
-    self, prompts: Sequence[records.Prompt], lesson: algorithms.Lesson
+    self, prompts: Sequence[records.Prompt], lesson: lesson_lib.Lesson
   ) -> list[dict[str, jax.Array]]:
     """Updates on own and peer rows, mini-batch by mini-batch.
 

@@ -1,10 +1,13 @@
-"""Rows to train on, before they are packed into arrays for a device."""
+"""What a policy trains on, before it is packed into arrays for a device."""
 
+from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
 from mrl_jax import records
+from mrl_jax.thl import transfer
 
 
 class Row(NamedTuple):
@@ -25,7 +28,23 @@ class Row(NamedTuple):
   chunk: np.ndarray
 
 
-def own(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
+def own_row(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
   """A rollout of the learner itself: the sampled ids, each its own chunk."""
   chunk = np.arange(len(rollout.ids), dtype=np.int32)
   return Row(prompt, rollout.ids, rollout.policy_logp, advantage, chunk)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lesson:
+  """What a policy learns from in one round.
+
+  Attributes:
+    own, peer: rows by where they come from.
+    residuals: what THL could not carry, by sender.
+    peer_records: how many records of peers were used.
+  """
+
+  own: Sequence[Row]
+  peer: Sequence[Row]
+  residuals: Mapping[str, transfer.Residual]
+  peer_records: int
