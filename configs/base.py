@@ -30,7 +30,8 @@ FORMULAS = (
 def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.seed = 0
-  # Generated data, tokenizers and warm starts; '' keeps them in the work dir.
+  # Generated data, tokenizers, warm starts and compiled programs, which runs
+  # may share; '' keeps them in the work dir.
   config.cache_dir = ''
 
   config.method = ml_collections.ConfigDict()
@@ -46,7 +47,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.policies = ml_collections.ConfigDict()
   config.policies.llama = policy(
     family='llama',
-    tokenizer='bpe',
+    tokenizer='byte_level',
     vocab_size=384,
     num_layers=2,
     d_model=96,
@@ -58,7 +59,7 @@ def get_config() -> ml_collections.ConfigDict:
   )
   config.policies.gemma = policy(
     family='gemma',
-    tokenizer='unigram',
+    tokenizer='sentencepiece',
     vocab_size=384,
     num_layers=3,
     d_model=64,
@@ -125,9 +126,9 @@ def get_config() -> ml_collections.ConfigDict:
 
   config.eval = ml_collections.ConfigDict()
   config.eval.every = 50  # Rounds; before and after is evaluated in any case.
-  config.eval.prompts = 320
-  config.eval.samples = 4
-  config.eval.batch = 64
+  config.eval.prompts = 256
+  config.eval.samples = 8
+  config.eval.batch = 32  # Prompts sampled at a time.
   config.eval.temperature = 1.0
 
   config.see = ml_collections.ConfigDict()
@@ -155,7 +156,7 @@ def policy(family, tokenizer, vocab_size, warm_start, **sizes):
   config.template = '{prompt}\n'
   config.tokenizer = ml_collections.ConfigDict()
   config.tokenizer.path = ''  # A Hugging Face folder; '' trains one.
-  config.tokenizer.kind = tokenizer  # 'bpe' or 'unigram'.
+  config.tokenizer.kind = tokenizer  # 'byte_level' or 'sentencepiece'.
   config.tokenizer.vocab_size = vocab_size
   config.warm_start_families = (*FORMULAS, *warm_start)
   return config

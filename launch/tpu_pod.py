@@ -34,15 +34,23 @@ def main(argv):
   import jax
 
   from mrl_jax import checks
+  from mrl_jax.training import job
   from mrl_jax.training import loop
 
   if len(argv) > 1:
     sys.exit(f'not a flag: {argv[1]!r}; flags are --config.KEY=VALUE')
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)
   config = _CONFIG.value
   workdir = _WORKDIR.value or os.path.join(
     'runs', f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}'
   )
   jax.config.update('jax_num_cpu_devices', config.mwra.emulated_devices)
+  jax.config.update(
+    'jax_compilation_cache_dir',
+    os.path.join(job.cache_dir(config, workdir), 'xla'),
+  )
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
   try:
     loop.run(config, workdir, console_lib.Console())
   except checks.InputError as error:
@@ -64,5 +72,4 @@ def parse(argv):
 
 if __name__ == '__main__':
   flags.mark_flag_as_required('config')
-  flags.FLAGS.set_default('verbosity', logging.WARNING)
   app.run(main, flags_parser=parse)

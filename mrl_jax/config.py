@@ -90,6 +90,16 @@ def check(config: ml_collections.ConfigDict) -> None:
     dict.fromkeys(('skip', 'error')),
     'sample.long_prompts',
   )
+  round_records = (
+    (len(config.policies) - 1)
+    * config.train.prompts
+    * (config.train.samples + 1)
+  )
+  require(
+    config.see.capacity_records >= round_records,
+    f'see.capacity_records = {config.see.capacity_records}; a round of the '
+    f'peers may have {round_records} records, and publishers would wait',
+  )
   for name, policy in config.policies.items():
     require(
       '{prompt}' in policy.template,

@@ -14,13 +14,17 @@ to does not depend on their order, nor on the family.
 """
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import hashlib
+import io
 import itertools
 import random
 
 import numpy as np
 import tensorflow_datasets as tfds
+
+from mrl_jax import checks
 
 OPERATIONS = ('add', 'sub', 'max', 'min', 'reverse', 'sort')
 SURFACES = ('formula', 'words')
@@ -28,6 +32,7 @@ FAMILIES = tuple(f'{s}/{o}' for s in SURFACES for o in OPERATIONS)
 DIFFICULTIES = (3, 4)
 HELDOUT_SHARE = 0.2
 MAX_EXAMPLES = 800  # Of a family and difficulty, over both splits.
+SEEDS = 100  # A seed is one of so many configs of the builder.
 
 _WORDS = {
   'add': ('{name} has {}', ', gets {}'),
@@ -105,7 +110,9 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
   """The TFDS builder."""
 
   VERSION = tfds.core.Version('1.0.0')
-  BUILDER_CONFIGS = (ArithmeticConfig(name='default'),)
+  BUILDER_CONFIGS = tuple(
+    ArithmeticConfig(name=f'seed{seed}', seed=seed) for seed in range(SEEDS)
+  )
 
   def _info(self) -> tfds.core.DatasetInfo:
     text = tfds.features.Text
@@ -160,11 +167,13 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
 
 def prepare(data_dir: str, seed: int) -> Arithmetic:
   """The builder, its files written under `data_dir` if they are not there."""
-  tfds.disable_progress_bar()
-  builder = Arithmetic(
-    config=ArithmeticConfig(name=f'seed{seed}', seed=seed),
-    data_dir=data_dir,
-    file_format='array_record',
+  checks.require(
+    0 <= seed < SEEDS, f'data.seed = {seed}; it must be in [0, {SEEDS})'
   )
-  builder.download_and_prepare()
+  builder = Arithmetic(
+    config=f'seed{seed}', data_dir=data_dir, file_format='array_record'
+  )
+  tfds.disable_progress_bar()
+  with contextlib.redirect_stdout(io.StringIO()):  # It announces a download.
+    builder.download_and_prepare()
   return builder

@@ -11,9 +11,9 @@ from tokenizers import pre_tokenizers
 from tokenizers import trainers
 
 from mrl_jax import checks
+from mrl_jax import hugging_face
 
 _PAD, _EOS, _UNKNOWN = '<pad>', '<eos>', '<unk>'
-_NEVER = -1e4  # A score with which Unigram takes no piece of its own accord.
 
 
 def byte_level_bpe(
@@ -35,37 +35,41 @@ def byte_level_bpe(
   return tokenizer
 
 
-def unigram(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-  """Unigram with single digits and byte fallback, as Gemma's.
+def sentencepiece_bpe(
+  texts: Iterable[str], vocab_size: int
+) -> tokenizers.Tokenizer:
+  """SentencePiece-style BPE, as Gemma's: single digits, and byte fallback.
 
-  The trainer may find fewer pieces than asked for; the 256 bytes are added to
-  what it finds, so that no text is unknown.
+  Unigram, the other style of SentencePiece, is read as well but not trained:
+  the order of what its trainer finds differs from run to run.
   """
-  tokenizer = tokenizers.Tokenizer(models.Unigram())
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+  pre_tokenizer = pre_tokenizers.Sequence(
     [
       pre_tokenizers.Metaspace(prepend_scheme='never'),
       pre_tokenizers.Digits(individual_digits=True),
     ]
   )
-  special = [_PAD, _EOS, _UNKNOWN]
-  bytes_ = [f'<0x{b:02X}>' for b in range(256)]
-  tokenizer.train_from_iterator(
+  first = [_PAD, _EOS, _UNKNOWN] + [f'<0x{b:02X}>' for b in range(256)]
+  learner = tokenizers.Tokenizer(models.BPE())
+  learner.pre_tokenizer = pre_tokenizer
+  learner.train_from_iterator(
     texts,
-    trainers.UnigramTrainer(
-      vocab_size=max(vocab_size - len(special) - len(bytes_), 1),
-      unk_token=_UNKNOWN,
-      special_tokens=[_UNKNOWN],
-      show_progress=False,
+    trainers.BpeTrainer(
+      vocab_size=max(vocab_size - len(first), 0), show_progress=False
     ),
   )
-  learned = json.loads(tokenizer.to_str())['model']['vocab']
-  tokenizer.model = models.Unigram(
-    [(piece, _NEVER) for piece in special + bytes_]
-    + [(piece, score) for piece, score in learned if piece != _UNKNOWN],
-    unk_id=special.index(_UNKNOWN),
-    byte_fallback=True,
+  learned = json.loads(learner.to_str())['model']
+  pieces = first + sorted(learned['vocab'], key=learned['vocab'].get)
+  tokenizer = tokenizers.Tokenizer(
+    models.BPE(
+      {piece: i for i, piece in enumerate(pieces)},
+      [tuple(pair) for pair in learned['merges']],
+      unk_token=_UNKNOWN,
+      byte_fallback=True,
+      fuse_unk=True,
+    )
   )
+  tokenizer.pre_tokenizer = pre_tokenizer
   tokenizer.decoder = decoders.Sequence(
     [
       decoders.Replace('\u2581', ' '),
@@ -73,23 +77,16 @@ def unigram(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
       decoders.Fuse(),
     ]
   )
+  tokenizer.add_special_tokens([_PAD, _EOS, _UNKNOWN])
   return tokenizer
 
 
-KINDS = {'bpe': byte_level_bpe, 'unigram': unigram}
+KINDS = {'byte_level': byte_level_bpe, 'sentencepiece': sentencepiece_bpe}
 
 
 def train(kind: str, texts: Iterable[str], vocab_size: int, folder: str):
   """Trains a tokenizer and saves it in `folder`, unless it is there already."""
-  if os.path.exists(os.path.join(folder, 'tokenizer.json')):
+  if os.path.isdir(folder):
     return
   tokenizer = checks.choose(kind, KINDS, 'tokenizer')(texts, vocab_size)
-  import transformers
-
-  transformers.PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer,
-    pad_token=_PAD,
-    eos_token=_EOS,
-    unk_token=_UNKNOWN if kind == 'unigram' else None,
-    clean_up_tokenization_spaces=False,
-  ).save_pretrained(folder)
+  hugging_face.save_tokenizer(tokenizer, folder, pad_token=_PAD, eos_token=_EOS)

@@ -16,8 +16,8 @@ def group_stats(group: Sequence[records.Rollout]) -> records.GroupStats:
   return records.GroupStats(
     header=msgspec.structs.replace(group[0].header, sample=records.WHOLE_GROUP),
     count=int(count),
-    reward_sum=reward_sum,
-    reward_square_sum=reward_square_sum,
+    reward_sum=float(reward_sum),
+    reward_square_sum=float(reward_square_sum),
     successes=sum(rollout.success for rollout in group),
   )
 

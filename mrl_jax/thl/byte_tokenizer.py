@@ -4,13 +4,13 @@ import collections
 from collections.abc import Iterable, Sequence
 import hashlib
 import json
-import os
 import re
 
 import numpy as np
 import tokenizers
 
 from mrl_jax import checks
+from mrl_jax import hugging_face
 
 _SPACE = '\u2581'  # How SentencePiece writes a space.
 _BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
@@ -18,22 +18,8 @@ _LONE_BYTES = re.compile('([\udc80-\udcff])')
 
 
 def load(path: str) -> 'ByteTokenizer':
-  """Loads the Hugging Face tokenizer at `path`, a folder or a hub name."""
-  # Else it warns that torch, which nothing here uses, is missing.
-  os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
-  import transformers
-
-  try:
-    hf = transformers.AutoTokenizer.from_pretrained(path)
-  except (OSError, ValueError, KeyError) as error:
-    raise checks.InputError(
-      f'no tokenizer could be loaded from {path!r}: {error}'
-    ) from error
-  checks.require(
-    hf.is_fast and hf.eos_token_id is not None,
-    f'the tokenizer at {path!r} must be a fast one with an end-of-sequence '
-    'token; name it in its tokenizer_config.json',
-  )
+  """The Hugging Face tokenizer at `path`, a folder or a hub name."""
+  hf = hugging_face.load_tokenizer(path)
   return ByteTokenizer(
     hf.backend_tokenizer, eos_id=hf.eos_token_id, bos_id=hf.bos_token_id
   )
@@ -71,7 +57,10 @@ class ByteTokenizer:
     self._byte_ids = {
       b: i for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1
     }
-    self._cut = _inside_any(special.values())
+    vocab = backend.get_vocab(with_added_tokens=True)
+    self._cut = _inside_any(
+      [*special.values(), *filter(_BYTE_PIECE.fullmatch, vocab)]
+    )
     self._start = _from_spec(spec)
     self._continue = _from_spec(_without_prefix(spec))
 
@@ -113,7 +102,7 @@ class ByteTokenizer:
 
 
 def _inside_any(contents: Iterable[str]) -> re.Pattern:
-  """Matches after the first character of any control token.
+  """Matches after the first character of any control token or byte piece.
 
   Text cut there no longer holds one, neither for the list of added tokens nor
   for the model's own vocabulary.

@@ -6,6 +6,7 @@ from rich import console as console_lib
 from rich import progress
 from rich import table as table_lib
 
+from mrl_jax import config
 from mrl_jax.mwra import planner
 from mrl_jax.thl import transfer
 
@@ -20,17 +21,19 @@ def show_plan(
 ) -> None:
   """Which policy runs where."""
   table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
-  for column in ('policy', 'parameters', 'vocabulary', 'devices',
-                 'data x fsdp x tensor', 'MiB a device', 'load'):  # fmt: skip
+  for column in ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
+                 'memory each', 'load'):  # fmt: skip
     table.add_column(column, justify='left' if column == 'policy' else 'right')
   for name, part in plan.items():
+    axes = zip(config.MESH_AXES, part.shape, strict=True)
+    memory = part.cost.peak_bytes / len(part.devices) / 2**20
     table.add_row(
       name,
       f'{part.model.num_params:,}',
       f'{part.model.vocab_size:,}',
       f'{part.devices[0]}-{part.devices[-1]}',
-      ' x '.join(map(str, part.shape)),
-      f'{part.cost.peak_bytes / len(part.devices) / 2**20:,.1f}',
+      ', '.join(f'{axis} {n}' for axis, n in axes if n > 1) or 'one device',
+      f'{memory:,.1f} MiB',
       f'{part.load:.0%}',
     )
   console.print(table)
@@ -88,47 +91,49 @@ def _accuracy_table(policies: Mapping[str, Mapping]) -> table_lib.Table:
 def _exchange_table(
   exchange: Mapping[str, Mapping[str, Mapping[str, int]]],
 ) -> table_lib.Table:
-  """What passed through SEE, by pair and kind."""
   table = table_lib.Table(title='Exchange, records', title_justify='left')
-  fates = sorted(
-    {f for kinds in exchange.values() for row in kinds.values() for f in row}
-  )
-  for column in ('pair', 'kind', *fates):
-    table.add_column(column, justify='right' if column in fates else 'left')
+  for column in ('pair', 'kind', 'published', 'used', 'lost'):
+    left = column in ('pair', 'kind', 'lost')
+    table.add_column(column, justify='left' if left else 'right')
   for pair, kinds in exchange.items():
     for kind, row in kinds.items():
-      table.add_row(pair, kind, *(f'{row.get(fate, 0):,}' for fate in fates))
+      lost = {
+        f: n for f, n in row.items() if n and f not in ('published', 'used')
+      }
+      table.add_row(
+        pair, kind, f'{row["published"]:,}', f'{row["used"]:,}', _counts(lost)
+      )
   return table
 
 
 def _residual_table(
   residuals: Mapping[str, transfer.Residual],
 ) -> table_lib.Table:
-  """What THL carried and could not carry, by direction."""
   table = table_lib.Table(title='THL residual', title_justify='left')
-  for column in ('direction', 'rollouts', 'refused', 'tokens sent',
-                 'tokens received', '1:1', '1:n', 'n:1', 'n:m',
-                 'boundaries lost'):  # fmt: skip
-    table.add_column(
-      column, justify='right' if column != 'direction' else 'left'
-    )
+  for column in ('direction', 'rollouts', 'refused', 'tokens', 'chunks',
+                 'boundaries\nnot shared'):  # fmt: skip
+    left = column in ('direction', 'refused', 'chunks')
+    table.add_column(column, justify='left' if left else 'right')
   for direction, residual in residuals.items():
-    reasons = [f'{n:,} {reason}' for reason, n in residual.refused.items()]
-    chunks = residual.chunks
-    total = max(sum(chunks.values()), 1)
+    total = max(sum(residual.chunks.values()), 1)
+    chunks = ', '.join(
+      f'{n / total:.0%} {kind}'
+      for kind, n in residual.chunks.items()
+      if n / total > 0.005
+    )
     table.add_row(
       direction,
       f'{residual.rollouts:,}',
-      ', '.join(reasons) or '0',
-      f'{residual.sender_tokens:,}',
-      f'{residual.receiver_tokens:,}',
-      *(
-        f'{chunks.get(kind, 0) / total:.1%}'
-        for kind in ('1:1', '1:n', 'n:1', 'n:m')
-      ),
+      _counts(residual.refused),
+      f'{residual.sender_tokens:,} to\n{residual.receiver_tokens:,}',
+      chunks,
       f'{residual.segmentation_error:.1%}',
     )
   return table
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+  return ', '.join(f'{n:,} {name}' for name, n in counts.items()) or 'none'
 
 
 class Live:

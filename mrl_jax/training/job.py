@@ -74,7 +74,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   method = algorithms.build(config.method)
   judge = functions.build(config.reward)
   claim(workdir, config)
-  cache = config.cache_dir or os.path.join(workdir, 'cache')
+  cache = cache_dir(config, workdir)
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   plan = _plan(config, loaded)
@@ -91,6 +91,11 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     workers=_workers(config, method, loaded, plan),
     endpoints=_endpoints(config),
   )
+
+
+def cache_dir(config: ml_collections.ConfigDict, workdir: str) -> str:
+  """Where what other runs may use too is kept."""
+  return config.cache_dir or os.path.join(workdir, 'cache')
 
 
 def claim(workdir: str, config: ml_collections.ConfigDict) -> None:

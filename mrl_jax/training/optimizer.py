@@ -8,14 +8,14 @@ def build(config, steps: int) -> optax.GradientTransformation:
 
   Args:
     config: fields of `optimizer` in `configs/base.py`.
-    steps: updates in the whole run, where the decay ends.
+    steps: updates in the whole run, at least 1; the decay ends with them.
   """
-  warmup = min(config.warmup_steps, steps)
+  warmup = min(config.warmup_steps, steps - 1)
   rate = optax.warmup_cosine_decay_schedule(
     init_value=0.0 if warmup else config.learning_rate,
     peak_value=config.learning_rate,
     warmup_steps=warmup,
-    decay_steps=max(steps, 1),
+    decay_steps=steps,
     end_value=config.learning_rate * config.final_fraction,
   )
   return optax.chain(

@@ -1,4 +1,4 @@
-"""One update of a policy: a pure, jitted `state, parts -> state`."""
+"""One update of a policy: pure, `state, parts -> state`."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -62,58 +62,76 @@ def build(
 ):
   """Builds `update(state, parts) -> (state, statistics)`.
 
+  Each part's gradient is compiled by itself, so that the shapes of parts add
+  up rather than multiply. With one part the update is that of this part, bit
+  for bit, whatever other objectives there are.
+
   Args:
     model: the policy's architecture.
-    optimizer: as given to `state.init`.
+    optimizer: as given to `state.fresh`.
     mesh: of the state.
     objectives: what to maximise on each part, by the part's name.
-    logit_chunk: tokens whose logits are in memory at once, a device's rows
-      together.
+    logit_chunk: tokens whose logits are in memory at once.
 
   Returns:
-    A jitted function; `state` is donated. `parts` are `Rows` by name, a subset
-    of `objectives`. The statistics are sums over tokens, by 'part/name', with
-    'grad_norm'.
+    A function of a `TrainState`, which it consumes, and of `Rows` in stacked
+    micro-batches, by the names of `objectives`. The statistics are sums over
+    tokens, by 'part/name', with 'grad_norm'.
   """
   graphdef = nnx.graphdef(
     nnx.eval_shape(lambda: decoder.Decoder(model, nnx.Rngs(0)))
   )
   places = state_lib.shardings(model, optimizer, mesh)
+  one = sharding.replicated(mesh)
 
-  def loss(params, rows, objective):
-    logp_BT = logps.response_logps(
-      nnx.merge(graphdef, params),
-      rows.tokens_BS,
-      rows.valid_BS,
-      rows.weight_BT.shape[-1],
-      logit_chunk,
+  def gradient(params, rows, objective):
+    def loss(params, rows):
+      logp_BT = logps.response_logps(
+        nnx.merge(graphdef, params),
+        rows.tokens_BS,
+        rows.valid_BS,
+        rows.weight_BT.shape[-1],
+        logit_chunk,
+      )
+      objective_BT, statistics = objective(logp_BT, rows)
+      return -jnp.sum(rows.weight_BT * objective_BT), statistics
+
+    def accumulate(grads, rows):
+      (value, sums), more = jax.value_and_grad(loss, has_aux=True)(params, rows)
+      return jax.tree.map(jnp.add, grads, more), {'loss': value, **sums}
+
+    grads, by_micro = jax.lax.scan(
+      accumulate, jax.tree.map(jnp.zeros_like, params), rows
     )
-    objective_BT, statistics = objective(logp_BT, rows)
-    return -jnp.sum(rows.weight_BT * objective_BT), statistics
+    return grads, {name: sums_M.sum() for name, sums_M in by_micro.items()}
+
+  def apply(state, grads_of_parts):
+    grads = jax.tree.map(
+      lambda *parts: sum(parts[1:], parts[0]), *grads_of_parts
+    )
+    changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, changes)
+    state = state_lib.TrainState(state.step + 1, params, opt_state)
+    return state, optax.global_norm(grads)
+
+  gradients = {
+    name: jax.jit(
+      functools.partial(gradient, objective=objective),
+      in_shardings=(places.params, sharding.rows(mesh, 1)),
+      out_shardings=(places.params, one),
+    )
+    for name, objective in objectives.items()
+  }
+  apply = jax.jit(apply, out_shardings=(places, one), donate_argnums=0)
 
   def update(state: state_lib.TrainState, parts: Mapping[str, Rows]):
-    grads = jax.tree.map(jnp.zeros_like, state.params)
-    statistics = {}
-    for name, rows in parts.items():
-      value_and_grad = jax.value_and_grad(
-        functools.partial(loss, objective=objectives[name]), has_aux=True
-      )
+    grads, statistics = [], {}
+    with jax.set_mesh(mesh):
+      for name, rows in parts.items():
+        more, sums = gradients[name](state.params, rows)
+        grads.append(more)
+        statistics |= {f'{name}/{key}': value for key, value in sums.items()}
+      state, statistics['grad_norm'] = apply(state, grads)
+    return state, statistics
 
-      def accumulate(grads, rows, value_and_grad=value_and_grad):
-        (value, sums), more = value_and_grad(state.params, rows)
-        return jax.tree.map(jnp.add, grads, more), {'loss': value, **sums}
-
-      grads, by_micro = jax.lax.scan(accumulate, grads, rows)
-      for key, values_M in by_micro.items():
-        statistics[f'{name}/{key}'] = values_M.sum()
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    statistics['grad_norm'] = optax.global_norm(grads)
-    params = optax.apply_updates(state.params, updates)
-    return state_lib.TrainState(state.step + 1, params, opt_state), statistics
-
-  return jax.jit(
-    update,
-    in_shardings=(places, sharding.rows(mesh, 1)),
-    out_shardings=(places, sharding.replicated(mesh)),
-    donate_argnums=0,
-  )
+  return update

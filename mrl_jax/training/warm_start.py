@@ -7,7 +7,6 @@ import os
 import random
 
 from flax import nnx
-import jax
 import ml_collections
 import numpy as np
 from rich import console as console_lib
@@ -111,8 +110,7 @@ def train(
   )
   for _ in range(config.steps):
     batch = [next(examples) for _ in range(config.batch)]
-    with jax.set_mesh(worker.mesh):
-      state, sums = step(state, {'own': _pack(worker, batch)})
+    state, sums = step(state, {'own': _pack(worker, batch)})
     on_step(float(sums['own/loss']))
   return state.params
 

@@ -176,10 +176,9 @@ class Worker:
       {'own': lesson.own, 'peer': lesson.peer},
     )
     statistics = []
-    with jax.set_mesh(self.mesh):
-      for parts in mini_batches:
-        self.state, more = self._update(self.state, parts)
-        statistics.append(more)
+    for parts in mini_batches:
+      self.state, more = self._update(self.state, parts)
+      statistics.append(more)
     return statistics
 
   def _sampler(self, per_prompt):

@@ -1,0 +1,52 @@
+import collections
+
+import pytest
+
+from mrl_jax import checks
+from mrl_jax import records
+from mrl_jax.data import pipeline
+
+PROMPTS = [
+  records.Prompt(id=f'{family}{i}', text='', answer='', family=family)
+  for family, n in (('a', 30), ('b', 5))
+  for i in range(n)
+]
+
+
+def ids(batch):
+  return [prompt.id for prompt in batch]
+
+
+def test_every_family_has_an_equal_share():
+  batches = pipeline.batches(PROMPTS, 8, seed=0)
+  count = collections.Counter(
+    p.family for _ in range(10) for p in next(batches)
+  )
+  assert count == {'a': 40, 'b': 40}
+
+
+def test_the_state_is_the_cursor():
+  batches = pipeline.batches(PROMPTS, 8, seed=0)
+  next(batches)
+  state = batches.get_state()
+  expected = [ids(next(batches)) for _ in range(3)]
+  again = pipeline.batches(PROMPTS, 8, seed=0)
+  again.set_state(state)
+  assert [ids(next(again)) for _ in range(3)] == expected
+
+
+def test_the_seed_sets_the_order():
+  first = [ids(next(pipeline.batches(PROMPTS, 8, seed=s))) for s in (0, 0, 1)]
+  assert first[0] == first[1] != first[2]
+
+
+def test_a_prompt_that_comes_twice_in_a_batch_is_told_apart():
+  batches = pipeline.batches(PROMPTS, 16, seed=0)
+  batch = next(batches)  # Eight of the family that has five.
+  assert len(set(ids(batch))) == 16
+  assert any(id.endswith('#2') for id in ids(batch))
+
+
+def test_too_few_prompts_are_told():
+  with pytest.raises(checks.InputError, match='takes 36 prompts'):
+    pipeline.batches(PROMPTS, 36, seed=0)

@@ -1,0 +1,97 @@
+import collections
+import json
+
+import pytest
+
+from mrl_jax import checks
+from mrl_jax import records
+from mrl_jax.data import prompts
+from tests import examples
+
+
+def jsonl_config(path, **changes):
+  return examples.run_config(
+    **{
+      'data.source': 'jsonl',
+      'data.jsonl.train': str(path),
+      'data.jsonl.heldout': str(path),
+      **changes,
+    }
+  ).data
+
+
+def write(path, *lines):
+  path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+  return path
+
+
+def test_jsonl_is_read_with_its_place_as_id(tmp_path):
+  path = write(
+    tmp_path / 'a.jsonl',
+    json.dumps({'question': 'What?', 'answer': 3}),
+    '',
+    json.dumps({'question': 'Why?', 'answer': '#### 4'}),
+  )
+  loaded = prompts.load(jsonl_config(path), 'train', '')
+  assert [(p.id, p.text, p.answer) for p in loaded] == [
+    (f'{path}:1', 'What?', '3'),
+    (f'{path}:3', 'Why?', '#### 4'),
+  ]
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('{"question": "What?"', 'not JSON'),
+    ('[1]', 'not a JSON object'),
+    ('{"question": "What?"}', "no text or number in 'answer'"),
+    ('{"question": ["What?"], "answer": 1}', "no text or number in 'question'"),
+  ],
+)
+def test_a_malformed_line_is_named_with_its_file(tmp_path, line, message):
+  path = write(tmp_path / 'a.jsonl', '{"question": "a", "answer": 1}', line)
+  with pytest.raises(checks.InputError, match=rf'a\.jsonl:2: {message}'):
+    prompts.load(jsonl_config(path), 'train', '')
+
+
+def test_a_missing_file_and_an_empty_one_are_told(tmp_path):
+  with pytest.raises(checks.InputError, match=r"jsonl.train='.*nowhere.jsonl'"):
+    prompts.load(jsonl_config(tmp_path / 'nowhere.jsonl'), 'train', '')
+  empty = write(tmp_path / 'empty.jsonl')
+  with pytest.raises(checks.InputError, match='no train prompt'):
+    prompts.load(jsonl_config(empty), 'train', '')
+
+
+def test_an_unknown_source_is_told():
+  config = examples.run_config(**{'data.source': 'jsnol'}).data
+  with pytest.raises(checks.InputError, match="Did you mean 'jsonl'"):
+    prompts.load(config, 'train', '')
+
+
+def some(**families):
+  return [
+    records.Prompt(id=f'{family}{i}', text='', answer='', family=family)
+    for family, n in families.items()
+    for i in range(n)
+  ]
+
+
+def test_families():
+  known = some(add=2, sub=1)
+  assert [p.id for p in prompts.of_families(known, ('add',))] == [
+    'add0',
+    'add1',
+  ]
+  with pytest.raises(checks.InputError, match="unknown family 'adds'"):
+    prompts.of_families(known, ('adds',))
+  nameless = some(**{'': 2})
+  assert prompts.of_families(nameless, ('add',)) == nameless
+
+
+def test_balanced_draws_evenly_as_long_as_families_last():
+  drawn = prompts.balanced(some(a=10, b=2, c=10), 10, seed=0)
+  count = collections.Counter(p.family for p in drawn)
+  assert count == {'a': 4, 'b': 2, 'c': 4}
+  assert len({p.id for p in drawn}) == 10
+  assert prompts.balanced(some(a=10, b=2, c=10), 10, seed=1) != drawn
+  assert len(prompts.balanced(some(a=3), 10, seed=0)) == 3

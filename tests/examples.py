@@ -1,0 +1,122 @@
+"""Small things that many tests are about."""
+
+import ml_collections
+import numpy as np
+
+from configs import base
+from mrl_jax import config
+from mrl_jax import records
+from mrl_jax.data import vocabulary
+from mrl_jax.thl import byte_tokenizer
+
+TEXTS = (
+  'Tom has 4, gets 6, gets 3\n= 10 = 13',
+  'the top score of 4 9 3\n= 9',
+  'line up 4 9 3 in order\n= 3 4 9',
+  'sort 7 0 2\n= 0 2 7',
+)
+
+
+def tokenizer(kind: str) -> byte_tokenizer.ByteTokenizer:
+  """A tokenizer of `vocabulary.KINDS`, trained on a few lines."""
+  backend = vocabulary.KINDS[kind](TEXTS * 20, 340)
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+def model(**changes) -> config.ModelConfig:
+  sizes = {
+    'vocab_size': 48,
+    'num_layers': 2,
+    'd_model': 32,
+    'd_ff': 64,
+    'num_heads': 4,
+    'num_kv_heads': 2,
+    'head_dim': 8,
+  }
+  return config.ModelConfig(**{**sizes, **changes})
+
+
+def header(**changes) -> records.Header:
+  fields = {
+    'run': 'run',
+    'round': 0,
+    'policy': 'a',
+    'prompt': 'p0',
+    'sample': 0,
+    'version': 0,
+    'tokenizer': 'fingerprint',
+    'created': 0.0,
+  }
+  return records.Header(**{**fields, **changes})
+
+
+def rollout(
+  payload: bytes = b'= 13',
+  reward: float = 1.0,
+  *,
+  finish: str = 'stop',
+  encoder: byte_tokenizer.ByteTokenizer | None = None,
+  logp: np.ndarray | None = None,
+  **header_fields,
+) -> records.Rollout:
+  """A sound rollout; without an encoder every byte is a token."""
+  if encoder is None:
+    ids = np.frombuffer(payload, np.uint8).astype(np.int32)
+    lengths = np.ones(len(ids), np.int32)
+    eos = 0
+  else:
+    ids = encoder.encode(payload)
+    lengths, eos = encoder.byte_length_V[ids], encoder.eos_id
+    header_fields['tokenizer'] = encoder.fingerprint
+  if finish == 'stop':
+    ids, lengths = (
+      np.append(ids, np.int32(eos)),
+      np.append(lengths, np.int32(0)),
+    )
+  if logp is None:
+    logp = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8
+  return records.Rollout(
+    header=header(**header_fields),
+    payload=payload,
+    finish=finish,
+    ids=ids,
+    byte_lengths=lengths,
+    sampling_logp=logp,
+    policy_logp=logp,
+    temperature=1.0,
+    reward=reward,
+    verdict='correct' if reward else 'wrong',
+  )
+
+
+def group(rewards, **fields) -> list[records.Rollout]:
+  """A rollout for each reward, of one prompt."""
+  return [
+    rollout(reward=reward, sample=g, **fields)
+    for g, reward in enumerate(rewards)
+  ]
+
+
+def run_config(**changes) -> ml_collections.ConfigDict:
+  """The default job, so small that it takes seconds; keys as 'train.rounds'."""
+  small = base.get_config()
+  small.update_from_flattened_dict(
+    {
+      'train.rounds': 3,
+      'train.prompts': 8,
+      'train.samples': 4,
+      'train.row_multiple': 16,
+      'warm_start.steps': 20,
+      'eval.prompts': 16,
+      'eval.samples': 2,
+      'eval.batch': 16,
+      'eval.every': 2,
+      'checkpoint.every': 1,
+      'policies.llama.model.num_layers': 1,
+      'policies.llama.model.d_model': 48,
+      'policies.gemma.model.num_layers': 1,
+      'policies.gemma.model.d_model': 32,
+      **changes,
+    }
+  )
+  return small

@@ -1,0 +1,56 @@
+import pytest
+
+from mrl_jax.mwra import cost
+from tests import examples
+
+
+def estimate(model, **changes):
+  fields = {
+    'rows': 2,
+    'prompt_tokens': 3,
+    'response_tokens': 5,
+    'micro_rows': 2,
+    'logit_chunk': 4,
+  }
+  return cost.estimate(model, cost.RoundShape(**{**fields, **changes}))
+
+
+def test_numbers_worked_by_hand():
+  model = examples.model()  # 2 layers, D 32, F 64, H 4, K 2, E 8, V 48.
+  # A layer: 32*8*2*(4+2) + 3*32*64 + 2*32 = 9,280; embeddings 48*32; norm 32.
+  assert model.num_params == 2 * 9_280 + 1_536 + 32
+  found = estimate(model)
+  assert found.state_bytes == 16 * model.num_params
+  # Keys and values: 2 rows * 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
+  assert found.sampling_bytes == 4 * model.num_params + 2 * 8 * 2 * 128
+  # 8 flops a parameter and token; attention 4*2*4*8 * (8 / 2) / 2 = 512.
+  assert found.flops == 8 * 16 * (model.num_params + 512)
+
+
+def test_memory_grows_with_what_it_should():
+  base = estimate(examples.model())
+  assert estimate(examples.model(), rows=4).flops == 2 * base.flops
+  assert estimate(examples.model(), rows=4).update_bytes == base.update_bytes
+  more = estimate(examples.model(), micro_rows=4).update_bytes
+  assert base.update_bytes < more
+  assert estimate(examples.model(), logit_chunk=2).update_bytes == (
+    base.update_bytes - 4 * 2 * 2 * 48
+  )
+  assert base.peak_bytes == base.state_bytes + max(
+    base.sampling_bytes, base.update_bytes
+  )
+
+
+@pytest.mark.parametrize('tie_embeddings', [False, True])
+@pytest.mark.parametrize('qk_norm', [False, True])
+def test_parameters_are_counted_as_the_decoder_has_them(
+  tie_embeddings, qk_norm
+):
+  from flax import nnx
+  import jax
+
+  from mrl_jax.models import decoder
+
+  config = examples.model(tie_embeddings=tie_embeddings, qk_norm=qk_norm)
+  params = nnx.state(decoder.Decoder(config, nnx.Rngs(0)))
+  assert sum(x.size for x in jax.tree.leaves(params)) == config.num_params

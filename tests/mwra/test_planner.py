@@ -1,0 +1,95 @@
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from mrl_jax import checks
+from mrl_jax.mwra import cost
+from mrl_jax.mwra import planner
+from tests import examples
+
+SHAPE = cost.RoundShape(
+  rows=64, prompt_tokens=16, response_tokens=16, micro_rows=64, logit_chunk=256
+)
+
+
+def plan(models, devices, **kwargs):
+  kwargs = {'divides': 32, **kwargs}
+  return planner.plan(models, dict.fromkeys(models, SHAPE), devices, **kwargs)
+
+
+def test_slices_are_disjoint_contiguous_and_shaped():
+  slices = plan({'a': examples.model(), 'b': examples.model()}, 8, tensor=2)
+  assert [s.devices for s in slices.values()] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+  assert all(s.shape == (1, 2, 2) for s in slices.values())
+
+
+def test_the_slower_policy_has_the_larger_slice():
+  models = {'small': examples.model(), 'large': examples.model(num_layers=8)}
+  slices = plan(models, 8)
+  assert len(slices['large'].devices) == 4
+  assert slices['large'].load == 1.0
+  assert list(slices) == ['small', 'large']
+
+
+def test_devices_that_do_not_help_are_left_free():
+  # The large policy cannot use more than 4; a second one of 1 is fast enough.
+  models = {
+    'large': examples.model(num_layers=40, d_model=4),
+    'small': examples.model(d_model=4),
+  }
+  slices = plan(models, 8)
+  assert len(slices['large'].devices) == 4
+  assert len(slices['small'].devices) == 1
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(3, 9))
+def test_the_makespan_is_that_of_brute_force(layers, devices):
+  models = {
+    str(i): examples.model(num_layers=n, d_model=24)
+    for i, n in enumerate(layers)
+  }
+  slices = plan(models, devices, divides=24)
+  flops = {name: cost.estimate(m, SHAPE).flops for name, m in models.items()}
+  sizes = [n for n in range(1, devices + 1) if 24 % n == 0]
+  best = min(
+    (max(f / n for f, n in zip(flops.values(), split, strict=True)), sum(split))
+    for split in itertools.product(sizes, repeat=len(models))
+    if sum(split) <= devices
+  )
+  makespan = max(flops[n] / len(s.devices) for n, s in slices.items())
+  assert (makespan, sum(len(s.devices) for s in slices.values())) == best
+
+
+def test_too_few_devices_is_told_with_what_would_help():
+  models = {name: examples.model() for name in 'abc'}
+  with pytest.raises(checks.InputError, match='3 policies do not fit on 2'):
+    plan(models, 2)
+  with pytest.raises(checks.InputError, match=r'time_share=True'):
+    plan(models, 2)
+
+
+def test_time_sharing_gives_everyone_all_devices():
+  slices = plan({name: examples.model() for name in 'abc'}, 2, time_share=True)
+  assert {s.devices for s in slices.values()} == {(0, 1)}
+
+
+def test_too_little_memory_is_told_with_the_amount():
+  with pytest.raises(checks.InputError, match=r'policy a needs .* GiB'):
+    plan({'a': examples.model(num_layers=100)}, 4, device_bytes=1 << 20)
+
+
+def test_memory_asks_for_a_larger_slice():
+  need = cost.estimate(examples.model(), SHAPE).peak_bytes
+  slices = plan(
+    {'a': examples.model(), 'b': examples.model()},
+    8,
+    device_bytes=need // 4 + 1,
+  )
+  assert all(len(s.devices) == 4 for s in slices.values())
+
+
+def test_a_tensor_axis_that_does_not_divide_is_told():
+  with pytest.raises(checks.InputError, match='num_kv_heads = 2'):
+    plan({'a': examples.model()}, 8, tensor=4)
