@@ -1,4 +1,4 @@
-"""Small things that many tests are about."""
+"""Small things that many tests are about; no jax."""
 
 import ml_collections
 import numpy as np
@@ -23,17 +23,22 @@ def tokenizer(kind: str) -> byte_tokenizer.ByteTokenizer:
   return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
 
 
+SIZES = {
+  'vocab_size': 48,
+  'num_layers': 2,
+  'd_model': 32,
+  'd_ff': 64,
+  'num_heads': 4,
+  'num_kv_heads': 2,
+  'head_dim': 8,
+}
+
+
 def model(**changes) -> config.ModelConfig:
-  sizes = {
-    'vocab_size': 48,
-    'num_layers': 2,
-    'd_model': 32,
-    'd_ff': 64,
-    'num_heads': 4,
-    'num_kv_heads': 2,
-    'head_dim': 8,
-  }
-  return config.ModelConfig(**{**sizes, **changes})
+  """A Llama-like decoder's config."""
+  return config.ModelConfig(
+    **{**SIZES, 'tie_embeddings': False, 'norm_eps': 1e-5, **changes}
+  )
 
 
 def header(**changes) -> records.Header:

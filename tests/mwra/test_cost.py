@@ -17,8 +17,8 @@ def estimate(model, **changes):
 
 def test_numbers_worked_by_hand():
   model = examples.model()  # 2 layers, D 32, F 64, H 4, K 2, E 8, V 48.
-  # A layer: 32*8*2*(4+2) + 3*32*64 + 2*32 = 9,280; embeddings 48*32; norm 32.
-  assert model.num_params == 2 * 9_280 + 1_536 + 32
+  # A layer: 32*8*2*(4+2) + 3*32*64 + 2*32 = 9,280; embeddings 2*48*32; norm 32.
+  assert model.num_params == 2 * 9_280 + 2 * 1_536 + 32
   found = estimate(model)
   assert found.state_bytes == 16 * model.num_params
   # Keys and values: 2 rows * 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.

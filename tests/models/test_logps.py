@@ -1,0 +1,78 @@
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mrl_jax.models import decoder as decoder_lib
+from mrl_jax.models import logps
+from tests import decoders
+from tests import examples
+
+DECODER = decoders.decoder()
+TOKENS_BS = jax.random.randint(jax.random.key(1), (3, 9), 0, 48)
+VALID_BS = jnp.array([[1] * 9, [0, 0] + [1] * 7, [0] + [1] * 6 + [0, 0]], bool)
+
+
+def test_layout_of_left_padded_rows():
+  positions_BS, mask_BSS = logps.prompt_layout(VALID_BS[1:2, :4])
+  np.testing.assert_array_equal(positions_BS, [[0, 0, 0, 1]])
+  expected = np.zeros((4, 4), bool)
+  expected[2, 2] = expected[3, 2] = expected[3, 3] = True
+  np.testing.assert_array_equal(mask_BSS[0], expected)
+
+
+def test_they_are_those_of_the_token_after():
+  all_BSV = jax.nn.log_softmax(decoders.logits(DECODER, TOKENS_BS, VALID_BS))
+  logp_BT = logps.response_logps(DECODER, TOKENS_BS, VALID_BS, 4, 1000)
+  for b in range(3):
+    for t in range(4):
+      at = 5 + t
+      expected = (
+        all_BSV[b, at - 1, TOKENS_BS[b, at]] if VALID_BS[b, at] else 0.0
+      )
+      assert float(logp_BT[b, t]) == pytest.approx(float(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize('chunk', [1, 6, 7, 9])
+def test_chunks_change_neither_value_nor_gradient(chunk):
+  graphdef, params = nnx.split(DECODER)
+
+  def total(params, chunk):
+    decoder = nnx.merge(graphdef, params)
+    logp_BT = logps.response_logps(decoder, TOKENS_BS, VALID_BS, 5, chunk)
+    return (logp_BT * jnp.arange(1.0, 6)[None, :]).sum()
+
+  expected, gradient = jax.jit(jax.value_and_grad(total), static_argnums=1)(
+    params, 1000
+  )
+  value, chunked = jax.jit(jax.value_and_grad(total), static_argnums=1)(
+    params, chunk
+  )
+  assert value == pytest.approx(float(expected), rel=1e-5)
+  for a, b in zip(
+    jax.tree.leaves(gradient), jax.tree.leaves(chunked), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_logits_of_all_tokens_are_never_held():
+  length, vocabulary = 64, 16384
+  decoder = decoder_lib.Decoder(
+    examples.model(vocab_size=vocabulary), nnx.Rngs(0)
+  )
+  graphdef, params = nnx.split(decoder)
+  tokens_BS = jnp.ones((4, length + 1), jnp.int32)
+
+  def peak(chunk):
+    def total(params):
+      return logps.response_logps(
+        nnx.merge(graphdef, params), tokens_BS, tokens_BS > 0, length, chunk
+      ).sum()
+
+    compiled = jax.jit(jax.grad(total)).lower(params).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  whole = 4 * length * vocabulary * 4
+  assert peak(1 << 20) > whole
+  assert peak(16) < whole / 2
