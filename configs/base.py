@@ -138,6 +138,11 @@ def get_config() -> ml_collections.ConfigDict:
   config.see.block_s = 10.0
   config.see.wait_s = 60.0
 
+  config.thl = ml_collections.ConfigDict()
+  config.thl.max_tokens = (
+    16  # Longer peer rollouts, in own tokens, are refused.
+  )
+
   config.mwra = ml_collections.ConfigDict()
   config.mwra.emulated_devices = 8  # Where there is no accelerator.
   config.mwra.tensor = 1  # Size of every policy's tensor axis.

@@ -116,6 +116,7 @@ _LEAST = {
   'train.logit_chunk': 1,
   'sample.max_tokens': 1,
   'sample.max_prompt_tokens': 1,
+  'thl.max_tokens': 1,
   'eval.every': 1,
   'eval.prompts': 1,
   'eval.samples': 1,

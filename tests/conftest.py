@@ -1,7 +1,11 @@
 """Settings of all tests: 8 emulated devices, no silent broadcasting."""
 
 import os
+import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
+# A program that several tests compile is compiled once.
+os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp()
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'

@@ -1,5 +1,8 @@
 """Small things that many tests are about; no jax."""
 
+import random
+import string
+
 import ml_collections
 import numpy as np
 
@@ -21,6 +24,11 @@ def tokenizer(kind: str) -> byte_tokenizer.ByteTokenizer:
   """A tokenizer of `vocabulary.KINDS`, trained on a few lines."""
   backend = vocabulary.KINDS[kind](TEXTS * 20, 340)
   return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+def noise(count: int) -> str:
+  """Letters that no tokenizer packs."""
+  return ''.join(random.Random(0).choices(string.ascii_letters, k=count))
 
 
 SIZES = {

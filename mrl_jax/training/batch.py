@@ -18,7 +18,7 @@ def token_weights(
   Args:
     lengths: tokens of every response of the mini-batch, those that are later
       dropped for want of an advantage included.
-    max_length: the longest response that can be.
+    max_length: the longest response that can be sampled.
     aggregation: `token_mean`, all tokens alike (DAPO, 2503.14476, eq. 8);
       `sequence_mean`, all responses alike (GRPO, 2402.03300, eq. 3);
       `constant`, all tokens alike, divided by rows * max_length (Dr. GRPO,
@@ -39,7 +39,9 @@ class Packer:
   """The shapes that rows are packed into.
 
   Attributes:
-    context, length: C and T, prompt and response positions.
+    context: C, prompt positions.
+    lengths: T, response positions, of each part. Peers' rollouts may be longer
+      in the learner's tokens than its own can be.
     multiple: row counts are rounded up to a multiple of it, to bound the
       number of shapes that are compiled; the mesh must divide it.
     micro_rows: the most rows in a micro-batch, a multiple of `multiple`.
@@ -48,7 +50,7 @@ class Packer:
   """
 
   context: int
-  length: int
+  lengths: Mapping[str, int]
   multiple: int
   micro_rows: int
   mini_batches: int
@@ -80,31 +82,34 @@ class Packer:
 
   def _weigh_and_pack(self, prompt_ids, parts):
     lengths = [len(row.ids) for rows in parts.values() for row in rows]
-    weights = iter(token_weights(lengths, self.length, self.aggregation))
+    weights = iter(
+      token_weights(lengths, self.lengths['own'], self.aggregation)
+    )
     packed = {}
     for name, rows in parts.items():
       weighed = [(row, next(weights)) for row in rows]
       live = [(row, w) for row, w in weighed if row.advantage != 0]
       if live or name == 'own':  # An update without signal is still a step.
-        packed[name] = self.pack(prompt_ids, live)
+        packed[name] = self.pack(prompt_ids, live, self.lengths[name])
     return packed
 
   def pack(
     self,
     prompt_ids: Sequence[np.ndarray],
     weighed: Sequence[tuple[lesson_lib.Row, float]],
+    length: int,
   ) -> update.Rows:
     """Pads rows, each with the weight of its tokens, to micro-batches."""
     size = max(1, -(-len(weighed) // self.multiple)) * self.multiple
     if size > self.micro_rows:
       size = -(-len(weighed) // self.micro_rows) * self.micro_rows
-    slots = self.context + self.length
+    slots = self.context + length
     tokens_BS = np.zeros((size, slots), np.int32)
     valid_BS = np.zeros((size, slots), bool)
-    floats = np.zeros((2, size, self.length), np.float32)
+    floats = np.zeros((2, size, length), np.float32)
     old_logp_BT, weight_BT = floats
     advantage_B1 = np.zeros((size, 1), np.float32)
-    chunk_BT = np.zeros((size, self.length), np.int32)
+    chunk_BT = np.zeros((size, length), np.int32)
     for b, (row, weight) in enumerate(weighed):
       prompt, n = prompt_ids[row.prompt], len(row.ids)
       tokens_BS[b, self.context - len(prompt) : self.context] = prompt

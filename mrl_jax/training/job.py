@@ -168,7 +168,10 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
       objectives=method.objectives,
       packer=batch.Packer(
         context=loaded.context[name],
-        length=config.sample.max_tokens,
+        lengths={
+          'own': config.sample.max_tokens,
+          'peer': config.thl.max_tokens,
+        },
         multiple=config.train.row_multiple,
         micro_rows=config.train.micro_rows,
         mini_batches=config.train.mini_batches,

@@ -123,7 +123,7 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
   for name, worker in job.workers.items():
     received = job.endpoints[name].collect(round, job.method.kinds)
     lessons[name] = job.method.learn(
-      groups[name], received, worker.tokenizer, config.sample.max_tokens
+      groups[name], received, worker.tokenizer, config.thl.max_tokens
     )
     updates[name] = worker.learn(prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)

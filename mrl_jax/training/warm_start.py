@@ -124,7 +124,11 @@ def _pack(worker, batch) -> update.Rows:
     prompt_ids.append(worker.prompt_ids(prompt))
     rows.append(lesson_lib.Row(i, ids, zeros, 1.0, zeros))
   weight = 1 / sum(len(row.ids) for row in rows)
-  return worker.packer.pack(prompt_ids, [(row, weight) for row in rows])
+  return worker.packer.pack(
+    prompt_ids,
+    [(row, weight) for row in rows],
+    worker.packer.lengths['own'],
+  )
 
 
 def _digest(name, worker, config) -> str:

@@ -187,7 +187,7 @@ class Worker:
         self.model,
         self.mesh,
         samples=per_prompt,
-        length=self.packer.length,
+        length=self.packer.lengths['own'],
         stop_ids=(self.tokenizer.eos_id,),
       )
     return self._samplers[per_prompt]

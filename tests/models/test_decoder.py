@@ -104,7 +104,7 @@ def test_rotation_depends_on_relative_positions_only():
 
 
 def test_families_differ_as_they_say():
-  llama, qwen, gemma = map(examples.decoder, ('llama', 'qwen', 'gemma'))
+  llama, qwen, gemma = map(decoders.decoder, ('llama', 'qwen', 'gemma'))
   assert llama.unembed_DV is not None
   assert gemma.unembed_DV is None
   assert qwen.blocks[0].attention.q_norm is not None

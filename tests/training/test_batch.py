@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+
+from mrl_jax import checks
+from mrl_jax.sharing import lesson
+from mrl_jax.training import batch
+
+PROMPTS = [np.array([7, 8, 9], np.int32), np.array([6], np.int32)]
+
+
+def row(prompt, length, advantage=1.0):
+  ids = np.arange(1, length + 1, dtype=np.int32)
+  logp = -np.arange(1, length + 1, dtype=np.float32)
+  return lesson.Row(prompt, ids, logp, advantage, ids - 1)
+
+
+def packer(**changes):
+  fields = {
+    'context': 4,
+    'lengths': {'own': 5, 'peer': 6},
+    'multiple': 2,
+    'micro_rows': 4,
+    'mini_batches': 1,
+    'aggregation': 'token_mean',
+  }
+  return batch.Packer(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+  ('aggregation', 'expected'),
+  [
+    ('token_mean', [0.25, 0.25]),  # Four tokens.
+    ('sequence_mean', [0.5, 1 / 6]),  # Rows of one and of three tokens.
+    ('constant', [0.1, 0.1]),  # Two rows of at most five.
+  ],
+)
+def test_weights_worked_by_hand(aggregation, expected):
+  weights = batch.token_weights([1, 3], 5, aggregation)
+  np.testing.assert_allclose(weights, expected)
+
+
+def test_weights_of_an_unknown_aggregation():
+  with pytest.raises(checks.InputError, match="Did you mean 'token_mean'"):
+    batch.token_weights([1], 5, 'tokens_mean')
+
+
+def test_prompts_are_padded_left_and_responses_right():
+  packed = packer().pack(PROMPTS, [(row(0, 2), 0.5), (row(1, 5), 0.25)], 5)
+  np.testing.assert_array_equal(
+    packed.tokens_BS[0],
+    [[0, 7, 8, 9, 1, 2, 0, 0, 0], [0, 0, 0, 6, 1, 2, 3, 4, 5]],
+  )
+  np.testing.assert_array_equal(
+    packed.valid_BS[0].astype(int),
+    [[0, 1, 1, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1, 1]],
+  )
+  np.testing.assert_array_equal(packed.old_logp_BT[0, 0], [-1, -2, 0, 0, 0])
+  np.testing.assert_array_equal(packed.weight_BT[0, 0], [0.5, 0.5, 0, 0, 0])
+  np.testing.assert_array_equal(packed.chunk_BT[0, 1], [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+  ('rows', 'shape'), [(0, (1, 2)), (1, (1, 2)), (3, (1, 4)), (5, (2, 4))]
+)
+def test_rows_are_padded_to_few_shapes(rows, shape):
+  packed = packer().pack(PROMPTS, [(row(0, 2), 1.0)] * rows, 5)
+  assert packed.tokens_BS.shape == (*shape, 9)
+  assert packed.advantage_B1.shape == (*shape, 1)
+  assert (packed.weight_BT > 0).any(2).sum() == rows
+
+
+def test_rows_without_advantage_are_left_out_and_still_counted():
+  rows = [row(0, 2), row(0, 3, advantage=0.0), row(1, 5, advantage=-1.0)]
+  (parts,) = packer().mini_batch_parts(PROMPTS, {'own': rows, 'peer': []})
+  assert set(parts) == {'own'}
+  weights_BT = parts['own'].weight_BT[0]
+  assert (weights_BT > 0).sum() == 7
+  np.testing.assert_allclose(weights_BT.max(), 1 / 10)
+
+
+def test_own_and_peer_rows_share_their_denominator():
+  (parts,) = packer().mini_batch_parts(
+    PROMPTS, {'own': [row(0, 2)], 'peer': [row(1, 6)]}
+  )
+  assert parts['own'].weight_BT.shape[-1] == 5
+  assert parts['peer'].weight_BT.shape[-1] == 6
+  total = sum(part.weight_BT.sum() for part in parts.values())
+  assert total == pytest.approx(1.0)
+
+
+def test_a_batch_without_any_signal_is_still_a_step():
+  (parts,) = packer().mini_batch_parts(
+    PROMPTS, {'own': [row(0, 2, 0.0)], 'peer': [row(0, 2, 0.0)]}
+  )
+  assert set(parts) == {'own'}
+  assert not parts['own'].weight_BT.any()
+
+
+def test_mini_batches_keep_a_prompts_rows_together():
+  rows = [row(p, 2) for p in (0, 1, 0, 1)]
+  first, second = packer(mini_batches=2).mini_batch_parts(
+    PROMPTS, {'own': rows, 'peer': [row(1, 3)]}
+  )
+  assert set(first) == {'own'}
+  assert set(second) == {'own', 'peer'}
+  np.testing.assert_array_equal(first['own'].tokens_BS[0, :, 3], [9, 9])
+  np.testing.assert_array_equal(second['own'].tokens_BS[0, :, 3], [6, 6])

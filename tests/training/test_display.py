@@ -1,0 +1,97 @@
+import io
+
+from rich import console as console_lib
+
+from mrl_jax.mwra import cost
+from mrl_jax.mwra import planner
+from mrl_jax.thl import transfer
+from mrl_jax.training import display
+from tests import examples
+
+
+def console():
+  return console_lib.Console(file=io.StringIO(), width=100)
+
+
+def plan(**kwargs):
+  models = {'a': examples.model(), 'b': examples.model()}
+  shape = cost.RoundShape(
+    rows=32, prompt_tokens=8, response_tokens=8, micro_rows=32, logit_chunk=64
+  )
+  return planner.plan(
+    models, dict.fromkeys(models, shape), 8, divides=32, **kwargs
+  )
+
+
+def test_the_plan_names_devices_mesh_and_what_was_skipped():
+  shown = console()
+  display.show_plan(shown, plan(tensor=2), '8 x cpu', skipped=3)
+  text = shown.file.getvalue()
+  for part in (
+    '8 x cpu',
+    '0-3',
+    '4-7',
+    'fsdp 2, tensor 2',
+    '3 prompts are too',
+  ):
+    assert part in text
+
+
+def test_the_end_shows_the_mean_and_what_was_lost():
+  summary = {
+    'method': 'prp',
+    'rounds': 3,
+    'seconds': 2.0,
+    'policies': {
+      name: {'heldout_accuracy': {'before': before, 'after': after}}
+      for name, before, after in (('a', 0.25, 0.5), ('b', 0.5, 0.75))
+    },
+    'exchange': {
+      'a->b': {'rollout': {'published': 1200, 'used': 1000, 'stale': 200}}
+    },
+  }
+  residual = transfer.Residual(
+    rollouts=7,
+    refused={'too_long': 2},
+    sender_tokens=10,
+    receiver_tokens=20,
+    chunks={'1:1': 3, '1:n': 1, 'n:1': 0, 'n:m': 0},
+  )
+  shown = console()
+  display.show_end(shown, summary, {'a->b': residual}, 'runs/mine')
+  text = shown.file.getvalue()
+  for part in ('37.5', '62.5', '+25.0', '1,200', '200 stale', '2 too_long',
+               '75% 1:1, 25% 1:n', '80.0%', 'runs/mine'):  # fmt: skip
+    assert part in text
+
+
+def test_progress_is_lines_where_there_is_no_terminal():
+  shown = console()
+  with display.Live(shown, 'round', {'a': 25}, done=5) as live:
+    for _ in range(20):
+      live.advance('a', 'reward 0.50')
+  lines = shown.file.getvalue().split('\n')
+  assert [line for line in lines if line] == [
+    'round a 10/25 reward 0.50',
+    'round a 20/25 reward 0.50',
+    'round a 25/25 reward 0.50',
+  ]
+
+
+def test_progress_is_bars_on_a_terminal():
+  shown = console_lib.Console(
+    file=io.StringIO(), width=100, force_terminal=True
+  )
+  with display.Live(shown, 'round', {'a': 2, 'b': 2}) as live:
+    live.advance('a', 'reward 0.50')
+  assert 'round a' in shown.file.getvalue()
+  assert 'reward 0.50' in shown.file.getvalue()
+
+
+def test_a_round_in_a_line():
+  row = {
+    'reward': 0.512,
+    'peer_records': 32,
+    'timing': {'tokens_per_second': 12345.6},
+  }
+  assert display.note(row) == 'reward 0.51  12,346 tokens/s  32 peer records'

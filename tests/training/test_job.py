@@ -1,0 +1,117 @@
+"""What a user may get wrong is told before a device does any work."""
+
+import json
+import os
+
+import jax
+import pytest
+
+from mrl_jax import checks
+from mrl_jax.training import job
+from tests import examples
+
+
+@pytest.fixture(autouse=True)
+def no_device_work(monkeypatch):
+  def refuse(*args, **kwargs):
+    raise AssertionError('a device was put to work')
+
+  monkeypatch.setattr(jax, 'jit', refuse)
+  monkeypatch.setattr(jax, 'device_put', refuse)
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+  return os.fspath(tmp_path_factory.mktemp('cache'))
+
+
+def build(workdir, cache='', **changes):
+  config = examples.run_config(cache_dir=cache, **changes)
+  return job.build(config, os.fspath(workdir))
+
+
+def jsonl(path, *rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return {
+    'data.source': 'jsonl',
+    'data.jsonl.train': os.fspath(path),
+    'data.jsonl.heldout': os.fspath(path),
+    'warm_start.steps': 0,
+  }
+
+
+QUESTIONS = [{'question': f'What is {i}?', 'answer': i} for i in range(12)]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'train.rounds': 0}, 'train.rounds = 0'),
+    ({'method.name': 'xgpro'}, "Did you mean 'xgrpo'"),
+    ({'data.source': 'jsonl'}, "data.jsonl.train='' is not a file"),
+    ({'data.families': ('words/ad',)}, "Did you mean 'words/add'"),
+    ({'data.seed': 100}, r'data.seed = 100; it must be in \[0, 100\)'),
+    ({'train.prompts': 8000}, 'takes 8000 prompts'),
+    ({'policies.llama.model.family': 'lama'}, "Did you mean 'llama'"),
+    ({'policies.llama.tokenizer.kind': 'bite'}, 'unknown tokenizer'),
+    ({'policies.llama.tokenizer.path': '/nowhere'}, 'no tokenizer could be'),
+    ({'mwra.tensor': 2}, 'policy gemma: mwra.tensor = 2 does not'),
+    (
+      {'reward.weights.exact': 1.0, 'sample.max_prompt_tokens': 2},
+      'every prompt',
+    ),
+  ],
+)
+def test_mistakes_are_told(tmp_path, cache, changes, message):
+  if 'train.prompts' in changes:
+    changes = {**changes, 'see.capacity_records': 10**6}
+  with pytest.raises(checks.InputError, match=message):
+    build(tmp_path / 'run', cache, **changes)
+
+
+def test_a_malformed_line_is_named(tmp_path):
+  changes = jsonl(tmp_path / 'bad.jsonl', *QUESTIONS, {'question': 'x'})
+  with pytest.raises(
+    checks.InputError, match=r'bad\.jsonl:13: no text or number'
+  ):
+    build(tmp_path / 'run', **changes)
+
+
+def test_policies_that_do_not_fit_the_devices(tmp_path, cache, monkeypatch):
+  one = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: one)
+  with pytest.raises(checks.InputError, match='2 policies do not fit on 1'):
+    build(tmp_path / 'run', cache)
+
+
+def test_data_without_solutions_cannot_warm_start(tmp_path):
+  changes = jsonl(tmp_path / 'a.jsonl', *QUESTIONS)
+  with pytest.raises(checks.InputError, match=r'--config.warm_start.steps=0'):
+    build(tmp_path / 'run', **{**changes, 'warm_start.steps': 5})
+
+
+def test_a_prompt_that_is_too_long_may_be_an_error(tmp_path):
+  long = {'question': examples.noise(500), 'answer': 1}
+  changes = jsonl(tmp_path / 'a.jsonl', *QUESTIONS, long)
+  with pytest.raises(checks.InputError, match=r'a\.jsonl:13 has \d+ tokens'):
+    build(tmp_path / 'run', **{**changes, 'sample.long_prompts': 'error'})
+
+
+def test_a_work_dir_of_another_config_is_left_alone(tmp_path):
+  config = examples.run_config()
+  job.claim(os.fspath(tmp_path / 'run'), config)
+  job.claim(os.fspath(tmp_path / 'run'), config)
+  before = (tmp_path / 'run' / 'config.json').read_text()
+  with pytest.raises(checks.InputError, match='another config') as error:
+    job.claim(
+      os.fspath(tmp_path / 'run'), examples.run_config(**{'train.rounds': 9})
+    )
+  assert 'train.rounds: 3 there, 9 now' in str(error.value)
+  assert (tmp_path / 'run' / 'config.json').read_text() == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('')
+  with pytest.raises(checks.InputError, match='neither empty nor a work dir'):
+    job.claim(os.fspath(tmp_path), examples.run_config())
+  assert os.listdir(tmp_path) == ['thesis.tex']

@@ -1,0 +1,230 @@
+"""Whole runs, small: what they write, and that they can be repeated."""
+
+import io
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from rich import console as console_lib
+
+from mrl_jax.training import checkpoint
+from mrl_jax.training import job as job_lib
+from mrl_jax.training import loop
+from tests import examples
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp('runs')
+
+
+def config(folder, method='prp', **changes):
+  return examples.run_config(
+    **{
+      'method.name': method,
+      'train.rounds': 4,
+      'cache_dir': os.fspath(folder / 'cache'),
+      **changes,
+    }
+  )
+
+
+def run(folder, name, **changes):
+  """Runs, and returns the summary, the work dir and what was shown."""
+  workdir = os.fspath(folder / name)
+  shown = console_lib.Console(file=io.StringIO(), width=100)
+  summary = loop.run(config(folder, **changes), workdir, shown)
+  return summary, workdir, shown.file.getvalue()
+
+
+@pytest.fixture(scope='module')
+def finished(folder):
+  return run(folder, 'finished')
+
+
+def metrics(workdir):
+  with open(os.path.join(workdir, 'metrics.jsonl'), encoding='utf-8') as lines:
+    rows = [json.loads(line) for line in lines]
+  for row in rows:
+    del row['timing']
+  return rows
+
+
+def restored(folder, workdir):
+  """All that the newest checkpoint holds, but for the time."""
+  job = job_lib.build(config(folder), workdir)
+  checkpoints = checkpoint.Checkpoints(os.path.join(workdir, 'checkpoints'), 2)
+  states, host = checkpoints.restore(
+    {name: worker.state for name, worker in job.workers.items()}
+  )
+  checkpoints.close()
+  del host['progress']['seconds']
+  return jax.device_get(states), host
+
+
+def assert_same(a, b):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_what_a_run_writes(finished):
+  summary, workdir, _ = finished
+  with open(os.path.join(workdir, 'summary.json'), encoding='utf-8') as f:
+    assert json.load(f) == summary
+  assert summary['method'] == 'prp'
+  assert summary['seed'] == 0
+  assert summary['rounds'] == 4
+  assert summary['seconds'] > 0
+  for policy in ('gemma', 'llama'):
+    accuracy = summary['policies'][policy]['heldout_accuracy']
+    assert 0 <= accuracy['before'] <= 1
+    assert 0 <= accuracy['after'] <= 1
+  rows = metrics(workdir)
+  assert [(row['round'], row['policy']) for row in rows] == [
+    (round, policy) for round in range(4) for policy in ('gemma', 'llama')
+  ]
+  assert all(np.isfinite(row['grad_norm']) for row in rows)
+  assert [row['round'] for row in rows if 'heldout_accuracy' in row] == [
+    1, 1, 3, 3,
+  ]  # fmt: skip
+  assert os.listdir(os.path.join(workdir, 'tensorboard'))
+  assert sorted(os.listdir(os.path.join(workdir, 'checkpoints'))) == [
+    'round_3',
+    'round_4',
+  ]
+
+
+def test_what_a_person_sees(finished):
+  _, workdir, shown = finished
+  for text in (
+    'Plan for 8 x cpu',
+    'fsdp 4',
+    'warm start llama 20/20',
+    'round gemma 4/4 reward',
+    'tokens/s',
+    '40 peer records',
+    'Held-out accuracy',
+    'mean',
+    'gemma->llama',
+    'THL residual',
+    workdir,
+  ):
+    assert text in shown
+
+
+def test_every_record_is_accounted_for(finished):
+  summary, _, _ = finished
+  expected = {
+    'published': 4 * 8 * 4,
+    'used': 4 * 8 * 4,
+    **dict.fromkeys(('stale', 'refused', 'duplicate', 'evicted', 'waiting'), 0),
+  }
+  for pair in ('gemma->llama', 'llama->gemma'):
+    assert summary['exchange'][pair]['rollout'] == expected
+    assert summary['exchange'][pair]['group_stats']['used'] == 4 * 8
+    residual = summary['residuals'][pair]
+    assert residual['rollouts'] == 4 * 8 * 4
+
+
+def test_policies_have_their_own_devices_and_shards(folder, finished):
+  job = job_lib.build(config(folder), finished[1])
+  devices = {
+    name: {d for x in jax.tree.leaves(worker.state) for d in x.devices()}
+    for name, worker in job.workers.items()
+  }
+  assert devices['gemma'].isdisjoint(devices['llama'])
+  for worker in job.workers.values():
+    embed = worker.state.params['embed_VD'].get_value()
+    parts = worker.mesh.devices.size
+    assert parts > 1
+    assert embed.addressable_shards[0].data.size == embed.size // parts
+
+
+def test_the_same_command_gives_the_same_metrics(folder, finished):
+  summary, workdir, _ = run(folder, 'again')
+  assert metrics(workdir) == metrics(finished[1])
+  assert {**summary, 'seconds': 0} == {**finished[0], 'seconds': 0}
+
+
+def test_another_seed_gives_others(folder, finished):
+  _, workdir, _ = run(folder, 'seed', seed=1, **{'train.rounds': 1})
+  assert metrics(workdir)[0]['length'] != metrics(finished[1])[0]['length']
+
+
+@pytest.mark.parametrize('rounds', [1, 3])
+def test_an_interrupted_run_ends_as_if_it_had_not_been(
+  folder, finished, monkeypatch, rounds
+):
+  name = f'interrupted{rounds}'
+  play_round = loop.play_round
+
+  def stop(job, progress):
+    if progress.rounds == rounds:
+      raise KeyboardInterrupt
+    return play_round(job, progress)
+
+  monkeypatch.setattr(loop, 'play_round', stop)
+  with pytest.raises(KeyboardInterrupt):
+    run(folder, name)
+  monkeypatch.setattr(loop, 'play_round', play_round)
+  workdir = os.fspath(folder / name)
+  with open(os.path.join(workdir, 'metrics.jsonl'), 'a') as f:
+    f.write('{"round": 99, "pol')  # As a kill may leave it.
+  summary, _, _ = run(folder, name)
+  assert metrics(workdir) == metrics(finished[1])
+  assert_same(restored(folder, workdir)[0], restored(folder, finished[1])[0])
+  assert restored(folder, workdir)[1] == restored(folder, finished[1])[1]
+  assert {**summary, 'seconds': 0} == {**finished[0], 'seconds': 0}
+
+
+def test_a_finished_run_says_so_again(folder, finished):
+  summary, workdir, shown = run(folder, 'finished')
+  assert summary == finished[0]
+  assert 'round gemma' not in shown
+  assert len(metrics(workdir)) == 8
+
+
+def test_a_half_written_checkpoint_is_never_read(folder, finished):
+  workdir = os.fspath(folder / 'half')
+  shutil.copytree(finished[1], workdir)
+  whole = os.path.join(workdir, 'checkpoints', 'round_4')
+  half = os.path.join(workdir, 'checkpoints', 'round_5.orbax-checkpoint-tmp')
+  shutil.copytree(whole, half)
+  shutil.rmtree(os.path.join(half, 'llama'))
+  assert_same(restored(folder, workdir), restored(folder, finished[1]))
+  assert not os.path.exists(half)
+
+
+@pytest.mark.parametrize('method', ['grpo', 'xgrpo'])
+def test_the_other_methods_run(folder, method):
+  summary, workdir, _ = run(
+    folder, method, method=method, **{'train.rounds': 2}
+  )
+  assert summary['method'] == method
+  assert (summary['exchange'] == {}) == (method == 'grpo')
+  assert all('peer' not in row for row in metrics(workdir))
+
+
+def test_one_policy_alone_is_grpo_whatever_the_method(folder):
+  alone = []
+  for method in ('grpo', 'xgrpo', 'prp'):
+    small = config(folder, method, **{'train.rounds': 2})
+    with small.unlocked():
+      del small.policies['gemma']
+    workdir = os.fspath(folder / f'alone-{method}')
+    loop.run(small, workdir, console_lib.Console(file=io.StringIO()))
+    alone.append(metrics(workdir))
+  assert alone[0] == alone[1] == alone[2]
+
+
+def test_policies_may_take_turns_on_one_device(folder, monkeypatch):
+  one = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda: one)
+  summary, _, shown = run(
+    folder, 'turns', **{'train.rounds': 1, 'mwra.time_share': True}
+  )
+  assert 'one device' in shown
+  assert summary['rounds'] == 1

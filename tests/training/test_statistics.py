@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax.thl import transfer
+from mrl_jax.training import statistics
+from tests import examples
+
+GROUPS = [
+  examples.group([1.0, 0.0]),
+  examples.group([0.0, 0.0], prompt='p1', finish='length'),
+]
+
+
+def lesson(peer=()):
+  own = [
+    lesson_lib.own_row(p, rollout, rollout.reward)
+    for p, group in enumerate(GROUPS)
+    for rollout in group
+  ]
+  residual = transfer.Residual(rollouts=3, refused={'empty': 1, 'too_long': 1})
+  return lesson_lib.Lesson(
+    own=own, peer=peer, residuals={'b': residual}, peer_records=5
+  )
+
+
+def update(part, **sums):
+  sums = {
+    'tokens': 4.0, 'ratio': 8.0, 'ratio_square': 20.0, 'clipped': 1.0,
+    'loss': -0.5, **sums,
+  }  # fmt: skip
+  return {f'{part}/{name}': np.float32(v) for name, v in sums.items()}
+
+
+def test_means_over_the_round():
+  updates = [{'grad_norm': 1.0}, {'grad_norm': 2.0}]
+  row = statistics.of_round(GROUPS, lesson(), updates, seconds=2.0)
+  assert row['reward'] == 0.25
+  assert row['accuracy'] == 0.25
+  assert row['length'] == (5 + 5 + 4 + 4) / 4
+  assert row['stopped'] == 0.5
+  assert row['all_fail_groups'] == 0.5
+  assert row['rows_with_signal'] == 0.25
+  assert row['grad_norm'] == 1.5
+  assert (row['peer_records'], row['peer_rows']) == (5, 0)
+  assert row['peer_rows_refused'] == 2
+  assert row['timing'] == {'seconds': 2.0, 'tokens_per_second': 9.0}
+  assert 'own' not in row
+
+
+def test_ratios_are_means_over_the_tokens_of_all_updates():
+  updates = [
+    {**update('own'), 'grad_norm': 1.0},
+    {
+      **update('own', tokens=12.0, ratio=8.0),
+      **update('peer'),
+      'grad_norm': 1.0,
+    },
+  ]
+  row = statistics.of_round(GROUPS, lesson(), updates, seconds=1.0)
+  assert row['own']['ratio'] == 1.0
+  assert row['own']['ratio_second_moment'] == 40 / 16
+  assert row['own']['clipped'] == 2 / 16
+  assert row['own']['loss'] == -0.5
+  assert row['peer']['effective_samples'] == pytest.approx(8**2 / (20 * 4))

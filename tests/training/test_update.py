@@ -1,0 +1,156 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import numpy as np
+import optax
+import pytest
+
+from mrl_jax import config
+from mrl_jax.losses import grpo
+from mrl_jax.training import state as state_lib
+from mrl_jax.training import update
+from tests import examples
+
+MODEL = examples.model()
+# With Adam's own epsilon, the sign of a gradient of 1e-9 would be a full step.
+OPTIMIZER = optax.chain(
+  optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3)
+)
+LENGTH, SLOTS = 5, 9
+
+
+def mesh(*shape):
+  devices = np.array(jax.devices()[: int(np.prod(shape))])
+  return Mesh(devices.reshape(shape), config.MESH_AXES)
+
+
+def surrogate(logp_BT, rows):
+  ratio_BT = jnp.exp(logp_BT - rows.old_logp_BT)
+  objective_BT = grpo.clipped_surrogate(ratio_BT, rows.advantage_B1, 0.2, 0.28)
+  return objective_BT, {'tokens': (rows.weight_BT > 0).sum()}
+
+
+@functools.cache
+def built(shape):
+  place = mesh(*shape)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
+  step = update.build(
+    MODEL, OPTIMIZER, place, {'own': surrogate, 'peer': surrogate}, 64
+  )
+  return (
+    jax.device_get(state),
+    state_lib.shardings(MODEL, OPTIMIZER, place),
+    step,
+  )
+
+
+def run(shape, *batches):
+  """The parameters and statistics after updates on a mesh of this shape."""
+  state, places, step = built(shape)
+  state = jax.device_put(state, places)
+  for parts in batches:
+    state, statistics = step(state, parts)
+  return jax.device_get((state.params, statistics))
+
+
+def rows(micro=1, size=8, seed=0) -> update.Rows:
+  rng = np.random.default_rng(seed)
+  valid_BS = np.ones((size, SLOTS), bool)
+  valid_BS[:, :2] = rng.random((size, 2)) < 0.5
+  valid_BS[:, -1] = rng.random(size) < 0.5
+  weight_BT = valid_BS[:, -LENGTH:] / valid_BS[:, -LENGTH:].sum()
+  old_logp_BT = -rng.random((size, LENGTH)) - 3
+  flat = {
+    'tokens_BS': rng.integers(0, 48, (size, SLOTS)).astype(np.int32),
+    'valid_BS': valid_BS,
+    'old_logp_BT': old_logp_BT.astype(np.float32),
+    'advantage_B1': rng.normal(size=(size, 1)).astype(np.float32),
+    'weight_BT': weight_BT.astype(np.float32),
+    'chunk_BT': np.tile(np.arange(LENGTH, dtype=np.int32), (size, 1)),
+  }
+  return update.Rows(
+    **{k: x.reshape(micro, -1, *x.shape[1:]) for k, x in flat.items()}
+  )
+
+
+def assert_close(a, b, atol=2e-5):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_allclose(x, y, atol=atol)
+
+
+@pytest.mark.parametrize('shape', [(1, 8, 1), (2, 2, 2), (1, 4, 2)])
+def test_eight_devices_give_what_one_gives(shape):
+  batches = [{'own': rows(seed=s)} for s in range(3)]
+  params, statistics = run((1, 1, 1), *batches)
+  sharded, sharded_statistics = run(shape, *batches)
+  assert_close(params, sharded)
+  assert_close(statistics, sharded_statistics, atol=1e-4)
+
+
+def test_micro_batches_change_nothing():
+  params, statistics = run((1, 1, 1), {'own': rows()})
+  for micro in (2, 4):
+    cut, cut_statistics = run((1, 1, 1), {'own': rows(micro)})
+    assert_close(params, cut)
+    assert_close(statistics, cut_statistics)
+
+
+def test_parts_are_added():
+  both = rows(size=16)
+  halves = [
+    jax.tree.map(lambda x, part=part: x[:, part], both)
+    for part in (slice(0, 8), slice(8, 16))
+  ]
+  params, _ = run((1, 1, 1), {'own': both})
+  apart, statistics = run(
+    (1, 1, 1), dict(zip(('own', 'peer'), halves, strict=True))
+  )
+  assert_close(params, apart)
+  assert {'own/loss', 'peer/loss', 'grad_norm'} <= set(statistics)
+
+
+def test_padding_and_rows_of_no_weight_change_nothing():
+  params, _ = run((1, 1, 1), {'own': rows()})
+  more = rows()
+  padded = update.Rows(
+    **{
+      name: np.concatenate([getattr(more, name), 0 * getattr(more, name)], 1)
+      for name in more.__dataclass_fields__
+    }
+  )
+  again, _ = run((1, 1, 1), {'own': padded})
+  assert_close(params, again)
+
+
+def test_the_same_update_twice_is_the_same_bit_for_bit():
+  for shape in ((1, 1, 1), (1, 8, 1)):
+    batches = [{'own': rows(seed=s), 'peer': rows(seed=9)} for s in range(2)]
+    for x, y in zip(
+      jax.tree.leaves(run(shape, *batches)),
+      jax.tree.leaves(run(shape, *batches)),
+      strict=True,
+    ):
+      np.testing.assert_array_equal(x, y)
+
+
+def test_the_loss_falls_on_what_it_is_asked_for():
+  _, first = run((1, 1, 1), {'own': rows()})
+  _, last = run((1, 1, 1), *[{'own': rows()}] * 5)
+  assert last['own/loss'] < first['own/loss']
+  assert first['own/tokens'] == (rows().weight_BT > 0).sum()
+
+
+def test_the_gradient_is_that_of_finite_differences():
+  # One step of plain gradient descent moves the loss by -rate |gradient|^2.
+  rate = 1e-3
+  place = mesh(1, 1, 1)
+  step = update.build(MODEL, optax.sgd(rate), place, {'own': surrogate}, 64)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  state = state_lib.fresh(params, MODEL, optax.sgd(rate), place)
+  state, before = step(state, {'own': rows()})
+  _, after = step(state, {'own': rows()})
+  fall = float(before['own/loss'] - after['own/loss'])
+  assert fall == pytest.approx(rate * float(before['grad_norm']) ** 2, rel=0.05)
