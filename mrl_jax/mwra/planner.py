@@ -70,6 +70,7 @@ def plan(
   }
   if time_share:
     chosen = {name: max(fits) for name, fits in sizes.items()}
+    _check_shared(costs, min(chosen.values()), device_bytes)
   else:
     chosen = _fastest(costs, sizes, devices)
   slowest = max(costs[name].flops / n for name, n in chosen.items())
@@ -125,6 +126,18 @@ def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
       f'its {_gib(cost.update_bytes)} of activations'
     )
   return fits
+
+
+def _check_shared(costs, devices, device_bytes):
+  """All states stay on the devices; one policy at a time needs the rest."""
+  states = sum(cost.state_bytes for cost in costs.values())
+  work = max(cost.peak_bytes - cost.state_bytes for cost in costs.values())
+  checks.require(
+    device_bytes is None or states + work <= devices * device_bytes,
+    f'{len(costs)} policies that take turns need {_gib(states)} for their '
+    f'states and {_gib(work)} to work; {devices} devices have '
+    f'{_gib(devices * (device_bytes or 0))}',
+  )
 
 
 def _fastest(costs, sizes, devices):

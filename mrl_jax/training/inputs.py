@@ -74,10 +74,13 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   def short(prompts):
     return [prompt for prompt in prompts if prompt.id not in long]
 
+  examples = {name: short(prompts) for name, prompts in examples.items()}
+  for name, prompts in examples.items():
+    _check_solutions(name, tokenizers[name], prompts, config.sample)
   return Inputs(
     train=short(train),
     heldout=short(heldout),
-    examples={name: short(prompts) for name, prompts in examples.items()},
+    examples=examples,
     skipped=len(long),
     tokenizers=tokenizers,
     context={
@@ -123,6 +126,17 @@ def _examples(every, policy, config) -> list[records.Prompt]:
     'from; give --config.warm_start.steps=0',
   )
   return examples
+
+
+def _check_solutions(name, tokenizer, examples, config) -> None:
+  """Refuses worked solutions that are longer than a completion may be."""
+  for prompt in examples:
+    n = len(tokenizer.encode(prompt.solution.encode())) + 1
+    checks.require(
+      n <= config.max_tokens,
+      f'the solution of {prompt.id}, with its end, has {n} tokens for policy '
+      f'{name}; raise sample.max_tokens = {config.max_tokens}',
+    )
 
 
 def _tokenizer_folder(config, prompts, cache) -> str:

@@ -67,8 +67,9 @@ def demonstrations(
   """Endless prompts with their worked solutions.
 
   Surfaces (what stands before the '/' of a family) have equal shares; a family
-  has a share of its surface as often as it is listed in `families`. In `config.rejected_share` of the solutions
-  the answer's marker is replaced by one that the verifier does not accept.
+  has a share of its surface as often as it is listed in `families`. In
+  `config.rejected_share` of the solutions the answer's marker is replaced by
+  one that the verifier does not accept.
   """
   by_family, by_surface = {}, {}
   for prompt in prompts:

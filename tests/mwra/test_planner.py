@@ -75,6 +75,15 @@ def test_time_sharing_gives_everyone_all_devices():
   assert {s.devices for s in slices.values()} == {(0, 1)}
 
 
+def test_policies_that_take_turns_keep_their_states():
+  models = {name: examples.model() for name in 'abc'}
+  need = cost.estimate(examples.model(), SHAPE)
+  enough = 2 * need.state_bytes + need.peak_bytes
+  plan(models, 1, time_share=True, device_bytes=enough)
+  with pytest.raises(checks.InputError, match='3 policies that take turns'):
+    plan(models, 1, time_share=True, device_bytes=enough - 1)
+
+
 def test_too_little_memory_is_told_with_the_amount():
   with pytest.raises(checks.InputError, match=r'policy a needs .* GiB'):
     plan({'a': examples.model(num_layers=100)}, 4, device_bytes=1 << 20)

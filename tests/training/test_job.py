@@ -55,6 +55,7 @@ QUESTIONS = [{'question': f'What is {i}?', 'answer': i} for i in range(12)]
     ({'policies.llama.model.family': 'lama'}, "Did you mean 'llama'"),
     ({'policies.llama.tokenizer.kind': 'bite'}, 'unknown tokenizer'),
     ({'policies.llama.tokenizer.path': '/nowhere'}, 'no tokenizer could be'),
+    ({'sample.max_tokens': 4}, 'raise sample.max_tokens = 4'),
     ({'mwra.tensor': 2}, 'policy gemma: mwra.tensor = 2 does not'),
     (
       {'reward.weights.exact': 1.0, 'sample.max_prompt_tokens': 2},
