@@ -129,7 +129,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.eval.prompts = 256
   config.eval.samples = 8
   config.eval.batch = 32  # Prompts sampled at a time.
-  config.eval.temperature = 1.0
+  config.eval.temperature = 1.0  # 0 is greedy.
 
   config.see = ml_collections.ConfigDict()
   config.see.max_staleness = 0  # Rounds.
@@ -139,9 +139,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.see.wait_s = 60.0
 
   config.thl = ml_collections.ConfigDict()
-  config.thl.max_tokens = (
-    16  # Longer peer rollouts, in own tokens, are refused.
-  )
+  # Peers' rollouts that are longer, in own tokens, are refused.
+  config.thl.max_tokens = 16
 
   config.mwra = ml_collections.ConfigDict()
   config.mwra.emulated_devices = 8  # Where there is no accelerator.
@@ -157,7 +156,9 @@ def get_config() -> ml_collections.ConfigDict:
 def policy(family, tokenizer, vocab_size, warm_start, **sizes):
   """A policy; `sizes` are fields of `mrl_jax.config.ModelConfig`."""
   config = ml_collections.ConfigDict()
-  config.model = ml_collections.ConfigDict({'family': family, **sizes})
+  config.model = ml_collections.ConfigDict(
+    {'family': family, 'dtype': 'float32', **sizes}
+  )
   config.template = '{prompt}\n'
   config.tokenizer = ml_collections.ConfigDict()
   config.tokenizer.path = ''  # A Hugging Face folder; '' trains one.

@@ -1,8 +1,8 @@
-"""Trains policies together, on a pod, a TPU VM or a laptop.
+"""Trains policies together, on a TPU VM or a laptop.
 
-python launch/tpu_pod.py --config=configs/xgrpo.py
-python launch/tpu_pod.py --config=configs/xgrpo.py --config.seed=1 \
-    --config.train.rounds=20 --workdir=runs/mine
+python launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=20
+
+Every key of configs/base.py is a flag.
 """
 
 import datetime
@@ -55,18 +55,21 @@ def main(argv):
     loop.run(config, workdir, console_lib.Console())
   except checks.InputError as error:
     sys.exit(f'{error}')
+  except KeyboardInterrupt:
+    sys.exit(f'Interrupted. The same flags with --workdir={workdir} resume.')
 
 
 def parse(argv):
-  """Parses flags; tells a missing file, and the nearest key to an unknown."""
+  """Parses flags; tells a file that is missing, or a key that is unknown."""
   try:
     rest = app.parse_flags_with_usage(argv)
     _CONFIG.value.keys()  # A file that could not be read fails here.
-  except (AttributeError, KeyError, OSError) as error:
-    while error.args and isinstance(error.args[0], Exception):
+  except OSError as error:
+    sys.exit(f'--config: {str(error).splitlines()[-1].strip()}')
+  except (AttributeError, KeyError) as error:
+    while isinstance(error.args[0], Exception):
       error = error.args[0]
-    what = 'no such key: ' if isinstance(error, KeyError) else ''
-    sys.exit(f'--config: {what}{error.args[0]}')
+    sys.exit(f'--config: no such key: {error.args[0]}')
   return rest
 
 

@@ -3,31 +3,25 @@
 A method says which peer rows are selected, how they enter the update, and what
 the baseline of the policy's own rows is. What it publishes follows: the kinds
 of records that its parts read. Each part is one function on the host, in
-`sharing/`, and what is minimised is one function on arrays, in `losses/`.
-
-  method   which   how     baseline   paper
-  grpo     none    none    own        2402.03300
-  xgrpo    none    none    pooled     2605.07244
-  prp      all     ratio   pooled     2605.07244
+`sharing/`, and what is maximised is one function on arrays, in `losses/`.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import records
-from mrl_jax.losses import grpo as grpo_loss
-from mrl_jax.losses import prp as prp_loss
 from mrl_jax.sharing import grpo
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.sharing import prp
 from mrl_jax.sharing import select
 from mrl_jax.sharing import xgrpo
 from mrl_jax.thl import byte_tokenizer
+from mrl_jax.training import objectives
 from mrl_jax.training import update
 
 
@@ -54,8 +48,11 @@ class How(NamedTuple):
 
 
 METHODS = {
+  # Group-relative policy optimisation, 2402.03300: no exchange.
   'grpo': Parts(which='none', how='none', baseline='own'),
+  # Mutual RL, 2605.07244: peers' rewards move the baseline.
   'xgrpo': Parts(which='none', how='none', baseline='pooled'),
+  # Mutual RL, 2605.07244: peers' rollouts join the group.
   'prp': Parts(which='all', how='ratio', baseline='pooled'),
 }
 WHICH = {
@@ -66,51 +63,7 @@ BASELINES = {
   'own': Part(grpo.own),
   'pooled': Part(xgrpo.pooled, reads=('group_stats',)),
 }
-
-
-def _own_objective(settings):
-  """GRPO on the policy's own rows, whose ratios are by token."""
-
-  def objective(logp_BT, rows: update.Rows):
-    ratio_BT = jnp.exp(logp_BT - rows.old_logp_BT)
-    return _clipped(ratio_BT, rows, settings)
-
-  return objective
-
-
-def _ratio_objective(settings):
-  """PRP on peer rows, whose ratios are by chunk."""
-
-  def objective(logp_BT, rows: update.Rows):
-    ratio_BT = prp_loss.chunk_ratio(
-      logp_BT, rows.old_logp_BT, rows.chunk_BT, settings.max_ratio
-    )
-    return _clipped(ratio_BT, rows, settings)
-
-  return objective
-
-
-def _clipped(ratio_BT, rows, settings):
-  clip = (settings.clip_low, settings.clip_high)
-  objective_BT = grpo_loss.clipped_surrogate(
-    ratio_BT, rows.advantage_B1, *clip, settings.dual_clip
-  )
-  mask_BT = rows.weight_BT > 0
-
-  def total(x_BT):
-    return jnp.sum(jnp.where(mask_BT, x_BT, 0.0))
-
-  return objective_BT, {
-    'tokens': total(1.0),
-    'ratio': total(ratio_BT),
-    'ratio_square': total(ratio_BT**2),
-    'clipped': total(
-      grpo_loss.is_clipped(ratio_BT, rows.advantage_B1, *clip) * 1.0
-    ),
-  }
-
-
-HOW = {'none': None, 'ratio': How(prp.carry, _ratio_objective)}
+HOW = {'none': None, 'ratio': How(prp.carry, objectives.peer_ratio)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +71,7 @@ class Method:
   """A row of the table, with its settings."""
 
   parts: Parts
-  settings: object  # `config.method`
+  settings: ml_collections.ConfigDict  # `config.method`
 
   @property
   def kinds(self) -> frozenset[str]:
@@ -131,7 +84,7 @@ class Method:
     """What is maximised on own and on peer rows."""
     how = HOW[self.parts.how]
     peer = {} if how is None else {'peer': how.objective(self.settings)}
-    return {'own': _own_objective(self.settings), **peer}
+    return {'own': objectives.own(self.settings), **peer}
 
   def publish(
     self, groups: Sequence[Sequence[records.Rollout]]
@@ -144,7 +97,7 @@ class Method:
       published += [xgrpo.group_stats(group) for group in groups]
     return published
 
-  def learn(
+  def lesson(
     self,
     groups: Sequence[Sequence[records.Rollout]],
     received: Sequence[records.Record],
@@ -175,7 +128,11 @@ class Method:
       groups, used, place, baseline_P3, receiver, max_tokens
     )
     return lesson_lib.Lesson(
-      own=own, peer=peer, residuals=residuals, peer_records=len(used)
+      own=own,
+      peer=peer,
+      residuals=residuals,
+      peer_records=len(used),
+      peer_records_unused=len(received) - len(used),
     )
 
   def _peer_rows(self, groups, used, place, baseline_P3, receiver, max_tokens):
@@ -193,7 +150,7 @@ class Method:
     )
 
 
-def build(settings) -> Method:
+def build(settings: ml_collections.ConfigDict) -> Method:
   """The method that `config.method` describes.
 
   `settings.name` is a row of the table; `which`, `how` and `baseline`, where

@@ -5,7 +5,7 @@ import difflib
 
 
 class InputError(ValueError):
-  """Something a user gave cannot be used; the message says how to mend it."""
+  """Something a user gave cannot be used; the message says how to fix it."""
 
 
 def require(condition: bool, message: str) -> None:

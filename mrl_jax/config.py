@@ -10,6 +10,9 @@ from mrl_jax import checks
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
+_DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
+PLACES = ('cache_dir',)  # Keys that say where things are, not what is done.
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -30,6 +33,22 @@ class ModelConfig:
   qk_norm: bool = False  # Qwen3: RMS norm of queries and keys.
   tie_embeddings: bool = True
   dtype: str = 'float32'  # Of activations; parameters are float32.
+
+  def __post_init__(self):
+    checks.require(
+      self.num_heads % self.num_kv_heads == 0,
+      f'num_kv_heads = {self.num_kv_heads} does not divide num_heads = '
+      f'{self.num_heads}',
+    )
+    checks.require(
+      self.head_dim % 2 == 0,
+      f'head_dim = {self.head_dim} must be even: rotary embeddings turn pairs',
+    )
+    checks.choose(self.dtype, _DTYPE_BYTES, 'dtype')
+
+  @property
+  def dtype_bytes(self) -> int:
+    return _DTYPE_BYTES[self.dtype]
 
   @property
   def num_params(self) -> int:
@@ -52,14 +71,19 @@ def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
   return items
 
 
-def fingerprint(config: ml_collections.ConfigDict) -> str:
-  """Equal for equal configs."""
-  text = json.dumps(flat(config), sort_keys=True)
+def what(config: ml_collections.ConfigDict) -> dict:
+  """The part of `flat` that decides what a run does."""
+  return {k: v for k, v in flat(config).items() if k not in PLACES}
+
+
+def digest(values) -> str:
+  """Sixteen characters that are equal for equal JSON values."""
+  text = json.dumps(values, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Refuses numbers that cannot be, before anything is built of them.
+  """Refuses values that cannot be, before anything is built of them.
 
   Raises:
     InputError: names the key, its value and what it may be.
@@ -81,10 +105,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     f'train.row_multiple = {config.train.row_multiple} does not divide '
     f'train.micro_rows = {config.train.micro_rows}',
   )
-  require(
-    config.sample.temperature > 0 and config.eval.temperature > 0,
-    'sample.temperature and eval.temperature must be above 0',
-  )
+  for name in ('sample.temperature', 'method.max_ratio', 'train.micro_rows'):
+    require(values[name] > 0, f'{name} = {values[name]}; it must be above 0')
   checks.choose(
     config.sample.long_prompts,
     dict.fromkeys(('skip', 'error')),
@@ -128,4 +150,9 @@ _LEAST = {
   'mwra.emulated_devices': 1,
   'mwra.tensor': 1,
   'see.max_staleness': 0,
+  'see.capacity_mib': 1,
+  'eval.temperature': 0,
+  'method.clip_low': 0,
+  'method.clip_high': 0,
+  'method.dual_clip': 0,
 }

@@ -1,49 +1,70 @@
 """Accuracy on held-out prompts."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import math
 
 import jax
+import ml_collections
 
 from mrl_jax import records
 from mrl_jax.training import worker as worker_lib
 
 
 def accuracy(
-  worker: worker_lib.Worker,
+  workers: Mapping[str, worker_lib.Worker],
   prompts: Sequence[records.Prompt],
   judge: worker_lib.Judge,
-  *,
-  samples: int,
-  batch: int,
-  temperature: float,
-  key: jax.Array,
-) -> dict[str, float]:
+  config: ml_collections.ConfigDict,
+  keys: Mapping[str, jax.Array],
+) -> dict[str, dict[str, float]]:
   """The share of right answers, the mean of several samples a prompt.
 
   Args:
-    worker: the policy.
-    prompts: held out from its training.
+    workers: the policies; they sample at the same time.
+    prompts: held out from their training.
     judge: what says whether an answer is right.
-    samples: a prompt.
-    batch: prompts sampled at a time.
-    temperature: of sampling.
-    key: of sampling.
+    config: `config.eval`.
+    keys: of each policy's sampling.
 
   Returns:
-    The accuracy under 'all', and under each family's name.
+    Of each policy, the accuracy under 'all' and under each family's name.
   """
-  right, total = collections.Counter(), collections.Counter()
-  for start in range(0, len(prompts), batch):
-    part = list(prompts[start : start + batch])
+  counts = {name: _Count() for name in workers}
+  for i in range(math.ceil(len(prompts) / config.batch)):
+    part = list(prompts[i * config.batch : (i + 1) * config.batch])
     # The last batch is filled up, so that one shape is compiled.
-    full = part + part[:1] * (batch - len(part))
-    sampling = worker.start_sampling(
-      full, samples, jax.random.fold_in(key, start), temperature
-    )
-    groups = worker.finish_sampling(sampling, judge, run='evaluation', round=0)
-    for prompt, group in zip(part, groups, strict=False):
-      for name in {'all', prompt.family} - {''}:
-        right[name] += sum(rollout.success for rollout in group)
-        total[name] += len(group)
-  return {name: right[name] / total[name] for name in sorted(total)}
+    full = part + part[:1] * (config.batch - len(part))
+    sampling = {
+      name: worker.start_sampling(
+        full,
+        config.samples,
+        jax.random.fold_in(keys[name], i),
+        config.temperature,
+      )
+      for name, worker in workers.items()
+    }
+    for name, worker in workers.items():
+      groups = worker.finish_sampling(
+        sampling[name], judge, run='evaluation', round=0
+      )
+      for prompt, group in zip(part, groups, strict=False):
+        counts[name].add(prompt, group)
+  return {name: count.shares() for name, count in counts.items()}
+
+
+class _Count:
+  """Right answers and answers, of all prompts and of each family."""
+
+  def __init__(self):
+    self.right, self.total = collections.Counter(), collections.Counter()
+
+  def add(self, prompt, group):
+    for name in {'all', prompt.family} - {''}:
+      self.right[name] += sum(rollout.success for rollout in group)
+      self.total[name] += len(group)
+
+  def shares(self) -> dict[str, float]:
+    return {
+      name: self.right[name] / n for name, n in sorted(self.total.items())
+    }

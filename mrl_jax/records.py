@@ -87,7 +87,6 @@ class GroupStats(msgspec.Struct, tag='group_stats', frozen=True, kw_only=True):
 
 
 Record = Rollout | GroupStats
-KINDS = {'rollout': Rollout, 'group_stats': GroupStats}
 
 
 def kind(record: Record) -> str:

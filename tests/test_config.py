@@ -12,10 +12,12 @@ def test_flat_names_every_key():
   assert flat['data.difficulties'] == [3]
 
 
-def test_fingerprints_tell_configs_apart():
-  same = [config.fingerprint(examples.run_config()) for _ in range(2)]
-  other = config.fingerprint(examples.run_config(seed=1))
-  assert same[0] == same[1] != other
+def test_what_a_run_does_tells_configs_apart():
+  same, moved, other = (
+    config.digest(config.what(examples.run_config(**changes)))
+    for changes in ({}, {'cache_dir': 'elsewhere'}, {'seed': 1})
+  )
+  assert same == moved != other
 
 
 def test_the_default_is_sound():
@@ -29,6 +31,7 @@ def test_the_default_is_sound():
     ({'train.prompts': 9}, 'train.mini_batches = 2 does not divide'),
     ({'train.micro_rows': 40}, 'train.row_multiple = 16 does not divide'),
     ({'sample.temperature': 0.0}, 'must be above 0'),
+    ({'method.max_ratio': 0.0}, 'method.max_ratio = 0.0'),
     ({'sample.long_prompts': 'skpi'}, "Did you mean 'skip'"),
     ({'policies.llama.template': 'x'}, "policies.llama.template = 'x' lacks"),
     ({'see.capacity_records': 10}, 'see.capacity_records = 10'),

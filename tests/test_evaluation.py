@@ -9,14 +9,15 @@ from tests import examples
 class Fake:
   """A policy that is right on as many samples as the prompt's answer says."""
 
-  def __init__(self):
-    self.batches = []
+  def __init__(self, log):
+    self.log = log
 
   def start_sampling(self, prompts, per_prompt, key, temperature):
-    self.batches.append((len(prompts), per_prompt, key, temperature))
+    self.log.append((len(prompts), per_prompt, key, temperature))
     return prompts, per_prompt
 
   def finish_sampling(self, sampling, judge, run, round):
+    self.log.append('finish')
     prompts, per_prompt = sampling
     return [
       examples.group([float(g < int(p.answer)) for g in range(per_prompt)])
@@ -30,25 +31,33 @@ PROMPTS = [
 ]
 
 
+def evaluate(*names):
+  config = examples.run_config(
+    **{'eval.samples': 4, 'eval.batch': 2, 'eval.temperature': 0.5}
+  ).eval
+  log = []
+  workers = {name: Fake(log) for name in names}
+  keys = {name: jax.random.key(i) for i, name in enumerate(names)}
+  return evaluation.accuracy(workers, PROMPTS, None, config, keys), log
+
+
 def test_accuracy_is_the_mean_over_prompts_and_samples():
-  fake = Fake()
-  found = evaluation.accuracy(
-    fake,
-    PROMPTS,
-    judge=None,
-    samples=4,
-    batch=2,
-    temperature=0.5,
-    key=jax.random.key(0),
-  )
-  assert found == {
+  found, log = evaluate('x')
+  assert found['x'] == {
     'all': pytest.approx((0 + 1 + 2 + 3 + 4) / 20),
     'a': pytest.approx((0 + 2 + 4) / 12),
     'b': pytest.approx((1 + 3) / 8),
   }
-  sizes = [(n, samples, t) for n, samples, _, t in fake.batches]
-  assert sizes == [(2, 4, 0.5)] * 3  # One shape, the last batch filled up.
-  keys = {
-    tuple(jax.random.key_data(key).tolist()) for _, _, key, _ in fake.batches
-  }
+  started = [entry for entry in log if entry != 'finish']
+  # One shape, the last batch filled up.
+  assert [(n, g, t) for n, g, _, t in started] == [(2, 4, 0.5)] * 3
+  keys = {tuple(jax.random.key_data(key).tolist()) for _, _, key, _ in started}
   assert len(keys) == 3
+
+
+def test_policies_sample_at_the_same_time():
+  found, log = evaluate('x', 'y')
+  assert found['x'] == found['y']
+  for start in range(0, len(log), 4):
+    assert 'finish' not in log[start : start + 2]
+    assert log[start + 2 : start + 4] == ['finish', 'finish']

@@ -4,7 +4,7 @@
   5   training/loop
   4   evaluation   training: what the loop is made of
   3   algorithms   training/{batch,worker}                     <- the seam
-  2   training/{state,optimizer,update,checkpoint,metrics,display}
+  2   training/{state,optimizer,update,objectives,checkpoint,metrics,display}
       mwra/meshes   data/pipeline
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
@@ -40,6 +40,7 @@ LEVELS = {
   'training.state': 2,
   'training.optimizer': 2,
   'training.update': 2,
+  'training.objectives': 2,
   'training.checkpoint': 2,
   'training.metrics': 2,
   'training.display': 2,

@@ -15,7 +15,7 @@ def batches(
 ) -> grain.DatasetIterator:
   """Endless batches of `size` prompts, as lists.
 
-  Every family has an equal share of a batch, is shuffled anew each time round,
+  Every family has an equal share of a batch, is shuffled anew each epoch,
   and the iterator's `get_state` and `set_state` are the data cursor.
   """
   checks.require(
@@ -30,7 +30,7 @@ def batches(
       grain.MapDataset.source(family).seed(seed + i).shuffle().repeat()
       for i, family in enumerate(families.values())
     ]
-  ).batch(size, batch_fn=_told_apart)
+  ).batch(size, batch_fn=_with_unique_ids)
   return iter(
     dataset.to_iter_dataset(
       grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -38,7 +38,7 @@ def batches(
   )
 
 
-def _told_apart(batch: Sequence[records.Prompt]) -> list[records.Prompt]:
+def _with_unique_ids(batch: Sequence[records.Prompt]) -> list[records.Prompt]:
   """A prompt may come twice in a batch, as one epoch meets the next."""
   seen = collections.Counter()
   told = []

@@ -18,8 +18,9 @@ def chunk_ratio(
   A chunk lies between two byte offsets where tokens of both vocabularies end:
   the finest unit to which both policies give a probability. The value of rho_t
   is that of its chunk; its gradient is min(rho_c, C) grad log pi(y_t), so that
-  a chunk's gradient is that of its ratio however many tokens it has, and the
-  truncation bounds the gradient rather than stopping it.
+  a chunk's gradient is that of its ratio however many tokens it has. Truncation
+  matters where A < 0: the surrogate's own clip leaves a large rho alone there,
+  and C bounds its gradient without stopping it. A dual clip above C never acts.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts; the chunks,
   the token form (after GSPO-token, https://arxiv.org/abs/2507.18071, eq. 14)

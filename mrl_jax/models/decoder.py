@@ -34,33 +34,39 @@ class RMSNorm(nnx.Module):
 
   def __init__(self, size: int, config: ModelConfig):
     self.eps, self.offset = config.norm_eps, float(config.norm_offset)
-    self.scale_D = nnx.Param(jnp.full(size, 1 - self.offset), axes=('norm',))
+    self.scale = nnx.Param(jnp.full(size, 1 - self.offset), axes=('norm',))
 
   def __call__(self, x):
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x32 * x32, -1, keepdims=True)
-    scale = (self.scale_D[...] + self.offset).reshape(
-      (1,) * (x.ndim - 1) + (-1,)
-    )
+    scale = (self.scale[...] + self.offset).reshape((1,) * (x.ndim - 1) + (-1,))
     return (x32 * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
 
 
 def rotary(positions_BT, head_dim, base):
-  """The sine and cosine of rotary embeddings (2104.09864), each [B,1,T,E/2]."""
-  frequency = base ** (-jnp.arange(0, head_dim, 2) / head_dim)
-  angle_B1TE = positions_BT[:, None, :, None] * frequency[None, None, None, :]
-  return jnp.sin(angle_B1TE), jnp.cos(angle_B1TE)
+  """The sine and cosine of rotary embeddings (2104.09864), each B1TI."""
+  frequency_I = base ** (-jnp.arange(0, head_dim, 2) / head_dim)
+  angle_B1TI = positions_BT[:, None, :, None] * frequency_I[None, None, None, :]
+  return jnp.sin(angle_B1TI), jnp.cos(angle_B1TI)
 
 
-def rotate(x_BHTE, sin_B1TE, cos_B1TE):
+def rotate(x_BHTE, sin_B1TI, cos_B1TI):
   """Rotates the halves of every head by their position's angle."""
-  a, b = jnp.split(x_BHTE.astype(jnp.float32), 2, -1)
-  turned = (a * cos_B1TE - b * sin_B1TE, b * cos_B1TE + a * sin_B1TE)
+  a_BHTI, b_BHTI = jnp.split(x_BHTE.astype(jnp.float32), 2, -1)
+  turned = (
+    a_BHTI * cos_B1TI - b_BHTI * sin_B1TI,
+    b_BHTI * cos_B1TI + a_BHTI * sin_B1TI,
+  )
   return jnp.concatenate(turned, -1).astype(x_BHTE.dtype)
 
 
 def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS):
-  """Grouped-query attention; scores and softmax in float32."""
+  """Grouped-query attention; scores and softmax in float32.
+
+  Heads come before positions, unlike in `jax.nn.dot_product_attention`: a step
+  of decoding then reads the cache in order, which takes a tenth to a third off
+  its time on CPU.
+  """
   batch, heads, length, size = q_BHTE.shape
   q_BKRTE = q_BHTE.reshape(batch, k_BKSE.shape[1], -1, length, size)
   scores_BKRTS = jnp.einsum(
@@ -202,6 +208,11 @@ class Decoder(nnx.Module):
       unembed_DV.astype(x_BTD.dtype),
       preferred_element_type=jnp.float32,
     )
+
+
+def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+  """The decoder's structure and the shapes of its parameters; no arrays."""
+  return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:

@@ -49,31 +49,33 @@ def response_logps(
   return jnp.where(valid_BS[:, -length:], logp_BT, 0.0)
 
 
+def log_prob(logits, ids):
+  """The log-probability of `ids` under softmax of the last axis; at most 0."""
+  chosen = jnp.take_along_axis(logits, ids[..., None], -1)[..., 0]
+  # Rounding could leave a token that is certain at +1e-7.
+  return jnp.minimum(chosen - jax.nn.logsumexp(logits, -1), 0.0)
+
+
 def token_logps(decoder, hidden_BTD, targets_BT, chunk):
-  """Log softmax(logits)[target], a chunk of positions at a time."""
+  """The log-probability of the targets, a chunk of positions at a time."""
 
   @jax.checkpoint
   def score(hidden_BTD, targets_BT):
-    logits_BTV = decoder.logits(hidden_BTD)
-    chosen_BT1 = jnp.take_along_axis(logits_BTV, targets_BT[..., None], -1)
-    return chosen_BT1[..., 0] - jax.nn.logsumexp(logits_BTV, -1)
+    return log_prob(decoder.logits(hidden_BTD), targets_BT)
 
   batch, length = targets_BT.shape
   step = max(1, min(length, chunk // batch))
   if step == length:
     return score(hidden_BTD, targets_BT)
-  pad = -length % step
 
-  def by_chunk(x):
-    return jnp.moveaxis(
-      jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
-        batch, -1, step, *x.shape[2:]
-      ),
-      1,
-      0,
-    )
+  def by_chunk(x_BT):
+    """Cuts the positions, padded to a multiple of `step`; chunks come first."""
+    pad = [(0, 0)] * x_BT.ndim
+    pad[1] = (0, -length % step)
+    x_BT = jnp.pad(x_BT, pad).reshape(batch, -1, step, *x_BT.shape[2:])
+    return jnp.moveaxis(x_BT, 1, 0)
 
-  logp_MBT = jax.lax.map(
+  chunks = jax.lax.map(
     lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
   )
-  return jnp.moveaxis(logp_MBT, 0, 1).reshape(batch, -1)[:, :length]
+  return jnp.moveaxis(chunks, 0, 1).reshape(batch, -1)[:, :length]

@@ -52,7 +52,7 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
   """
   slots = shape.prompt_tokens + shape.response_tokens
   tokens = shape.rows * slots
-  kv_bytes = 2 * model.num_kv_heads * model.head_dim * _FLOAT
+  kv_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype_bytes
   layer_widths = 8 * model.d_model + 3 * model.d_ff
   layer_widths += model.num_heads * slots  # Attention weights of a token.
   activations = shape.micro_rows * slots * model.num_layers * layer_widths

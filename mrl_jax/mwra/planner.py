@@ -42,10 +42,9 @@ def plan(
 ) -> Plan:
   """The slices for which the slowest policy is done soonest.
 
-  A slice's size is one that the model and the rows divide into. Among the
-  possible times of the slowest policy the smallest is taken for which the
-  smallest slices that meet it fit on the devices: the minimum of the makespan,
-  then of the devices used, under the cost model.
+  Tries makespans in increasing order, gives every policy the fewest devices
+  that meet each, and returns the first that fits: the least makespan, and for
+  it the fewest devices, under the cost model.
 
   Args:
     models: of every policy.

@@ -42,7 +42,7 @@ def judge(
   A completion that was cut off has given no answer.
 
   Args:
-    payload: its bytes; those that are no UTF-8 are replaced for reading.
+    payload: its bytes; invalid UTF-8 is replaced.
     finish: whether it ended by itself.
     gold: the right answer.
     marker: what the answer stands behind.

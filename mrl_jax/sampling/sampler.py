@@ -14,12 +14,7 @@ from mrl_jax.models import logps
 from mrl_jax.models import sharding
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['tokens_BT', 'sampling_logp_BT', 'policy_logp_BT', 'length_B',
-               'stopped_B'],
-  meta_fields=[],
-)  # fmt: skip
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
   """Completions: row p * G + g is sample g of prompt p.
@@ -37,13 +32,7 @@ class Samples:
   stopped_B: jax.Array
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['step', 'key_B', 'valid_BS', 'position_B', 'cache', 'token_B',
-               'tokens_TB', 'sampling_logp_TB', 'policy_logp_TB', 'length_B',
-               'stopped_B'],
-  meta_fields=[],
-)  # fmt: skip
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingState:
   """What the loop carries from token to token.
@@ -167,8 +156,8 @@ def _draw(state, logits_BV, *, temperature, stop_ids, greedy) -> SamplingState:
     key_B = jax.vmap(jax.random.fold_in, (0, None))(state.key_B, state.step)
     scaled_BV = logits_BV / temperature
     token_B = jax.vmap(jax.random.categorical)(key_B, scaled_BV)
-    sampling_logp_B = _log_prob(scaled_BV, token_B)
-  policy_logp_B = _log_prob(logits_BV, token_B)
+    sampling_logp_B = logps.log_prob(scaled_BV, token_B)
+  policy_logp_B = logps.log_prob(logits_BV, token_B)
   live_B = ~state.stopped_B
 
   def put(x_TB, x_B):
@@ -205,11 +194,6 @@ def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
   return state, decoder.logits(hidden_B1D)[:, 0]
 
 
-def _log_prob(logits_BV, token_B):
-  chosen_B1 = jnp.take_along_axis(logits_BV, token_B[:, None], -1)
-  return jnp.minimum(chosen_B1[:, 0] - jax.nn.logsumexp(logits_BV, -1), 0.0)
-
-
 def build(model: ModelConfig, mesh: Mesh, **settings):
   """Jits `sample(params, prompt_PC, valid_PC, key, temperature) -> Samples`.
 
@@ -219,9 +203,7 @@ def build(model: ModelConfig, mesh: Mesh, **settings):
       over it, which has to divide their number.
     **settings: the keyword arguments of `sample`.
   """
-  graphdef, params = nnx.split(
-    nnx.eval_shape(lambda: decoder_lib.Decoder(model, nnx.Rngs(0)))
-  )
+  graphdef, params = decoder_lib.abstract(model)
   rows, one = sharding.rows(mesh), sharding.replicated(mesh)
   places = sharding.params(params, mesh, sharding.DECODE)
   return jax.jit(

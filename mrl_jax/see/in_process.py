@@ -73,8 +73,14 @@ class Endpoint:
       fault = 'size'
     self.ledger.add(sender, kind, 'published')
     if fault:
-      logging.warning(
-        '%s refused a record of %s: %s', self.policy, sender, fault
+      # The ledger counts them all.
+      logging.log_first_n(
+        logging.WARNING,
+        '%s refused a record of %s: %s',
+        10,
+        self.policy,
+        sender,
+        fault,
       )
       self.ledger.add(sender, kind, 'refused')
     elif identity in self._waiting or identity in self._gone:

@@ -41,10 +41,12 @@ class Lesson:
   Attributes:
     own, peer: rows by where they come from.
     residuals: what THL could not carry, by sender.
-    peer_records: how many records of peers were used.
+    peer_records: of peers, that were about this round's prompts.
+    peer_records_unused: of peers, that were about others.
   """
 
   own: Sequence[Row]
   peer: Sequence[Row]
   residuals: Mapping[str, transfer.Residual]
   peer_records: int
+  peer_records_unused: int

@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Iterable, Sequence
-import hashlib
 import json
 import re
 
@@ -10,6 +9,7 @@ import numpy as np
 import tokenizers
 
 from mrl_jax import checks
+from mrl_jax import config
 from mrl_jax import hugging_face
 
 _SPACE = '\u2581'  # How SentencePiece writes a space.
@@ -48,7 +48,7 @@ class ByteTokenizer:
     spec = json.loads(backend.to_str())
     spec.update(post_processor=None, truncation=None, padding=None)
     self.eos_id, self.bos_id = eos_id, bos_id
-    self.fingerprint = _digest({**spec, 'eos': eos_id, 'bos': bos_id})
+    self.fingerprint = config.digest({**spec, 'eos': eos_id, 'bos': bos_id})
     special = {t['id']: t['content'] for t in spec['added_tokens']
                if t['special']}  # fmt: skip
     special.setdefault(eos_id, backend.id_to_token(eos_id))
@@ -113,11 +113,6 @@ def _inside_any(contents: Iterable[str]) -> re.Pattern:
       rests[content[0]].append(re.escape(content[1:]))
   cuts = [f'(?<={re.escape(c)})(?={"|".join(r)})' for c, r in rests.items()]
   return re.compile('|'.join(cuts) or '(?!)')
-
-
-def _digest(spec: dict) -> str:
-  text = json.dumps(spec, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _from_spec(spec: dict) -> tokenizers.Tokenizer:

@@ -2,36 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
+import math
 
 import numpy as np
 
-from mrl_jax import checks
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import update
 
-
-def token_weights(
-  lengths: Sequence[int], max_length: int, aggregation: str
-) -> np.ndarray:
-  """The weight of one token of each row, f32 [B]; sums over tokens are losses.
-
-  Args:
-    lengths: tokens of every response of the mini-batch, those that are later
-      dropped for want of an advantage included.
-    max_length: the longest response that can be sampled.
-    aggregation: `token_mean`, all tokens alike (DAPO, 2503.14476, eq. 8);
-      `sequence_mean`, all responses alike (GRPO, 2402.03300, eq. 3);
-      `constant`, all tokens alike, divided by rows * max_length (Dr. GRPO,
-      2503.20783).
-  """
-  lengths = np.asarray(lengths, np.float64)
-  rows = len(lengths)
-  weights = {
-    'token_mean': lambda: np.full(rows, 1 / lengths.sum()),
-    'sequence_mean': lambda: 1 / (lengths * rows),
-    'constant': lambda: np.full(rows, 1 / (rows * max_length)),
-  }
-  return checks.choose(aggregation, weights, 'loss.aggregation')()
+# The weight of each token of a row of `length` tokens, in a mini-batch of `rows`
+# rows and `tokens` tokens; no response is longer than `longest`. Summed over
+# tokens they give the mean that a loss is.
+AGGREGATIONS = {
+  # All tokens alike: DAPO, 2503.14476, eq. 8.
+  'token_mean': lambda length, rows, tokens, longest: 1 / tokens,
+  # All responses alike: GRPO, 2402.03300, eq. 3.
+  'sequence_mean': lambda length, rows, tokens, longest: 1 / (rows * length),
+  # All tokens alike, whatever their number: Dr. GRPO, 2503.20783.
+  'constant': lambda length, rows, tokens, longest: 1 / (rows * longest),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +35,7 @@ class Packer:
       number of shapes that are compiled; the mesh must divide it.
     micro_rows: the most rows in a micro-batch, a multiple of `multiple`.
     mini_batches: updates a round.
-    aggregation: see `token_weights`.
+    aggregation: a name in `AGGREGATIONS`.
   """
 
   context: int
@@ -82,13 +71,15 @@ class Packer:
 
   def _weigh_and_pack(self, prompt_ids, parts):
     lengths = [len(row.ids) for rows in parts.values() for row in rows]
-    weights = iter(
-      token_weights(lengths, self.lengths['own'], self.aggregation)
+    weight = functools.partial(
+      AGGREGATIONS[self.aggregation],
+      rows=len(lengths),
+      tokens=sum(lengths),
+      longest=self.lengths['own'],
     )
     packed = {}
     for name, rows in parts.items():
-      weighed = [(row, next(weights)) for row in rows]
-      live = [(row, w) for row, w in weighed if row.advantage != 0]
+      live = [(r, weight(len(r.ids))) for r in rows if r.advantage != 0]
       if live or name == 'own':  # An update without signal is still a step.
         packed[name] = self.pack(prompt_ids, live, self.lengths[name])
     return packed
@@ -100,14 +91,14 @@ class Packer:
     length: int,
   ) -> update.Rows:
     """Pads rows, each with the weight of its tokens, to micro-batches."""
-    size = max(1, -(-len(weighed) // self.multiple)) * self.multiple
+    size = max(1, math.ceil(len(weighed) / self.multiple)) * self.multiple
     if size > self.micro_rows:
-      size = -(-len(weighed) // self.micro_rows) * self.micro_rows
+      size = math.ceil(size / self.micro_rows) * self.micro_rows
     slots = self.context + length
     tokens_BS = np.zeros((size, slots), np.int32)
     valid_BS = np.zeros((size, slots), bool)
-    floats = np.zeros((2, size, length), np.float32)
-    old_logp_BT, weight_BT = floats
+    old_logp_BT = np.zeros((size, length), np.float32)
+    weight_BT = np.zeros((size, length), np.float32)
     advantage_B1 = np.zeros((size, 1), np.float32)
     chunk_BT = np.zeros((size, length), np.int32)
     for b, (row, weight) in enumerate(weighed):

@@ -9,17 +9,20 @@ from rich import table as table_lib
 from mrl_jax import config
 from mrl_jax.mwra import planner
 from mrl_jax.thl import transfer
+from mrl_jax.training import metrics
 
 _LINE_EVERY = 10  # Rounds between lines where there is no terminal.
 
 
-def show_plan(
+def show_start(
   console: console_lib.Console,
+  workdir: str,
   plan: planner.Plan,
   devices: str,
   skipped: int,
 ) -> None:
-  """Which policy runs where."""
+  """Where the run writes, and which policy runs where."""
+  console.print(f'Writing to {workdir}', highlight=False)
   table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
   for column in ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
                  'memory each', 'load'):  # fmt: skip
@@ -54,8 +57,8 @@ def show_end(
   if residuals:
     console.print(_residual_table(residuals))
   console.print(
-    f'{summary["rounds"]} rounds of {summary["method"]} in '
-    f'{summary["seconds"]:.0f} s. In {workdir}:\n'
+    f'{summary["rounds"]} rounds of {summary["method"]}; '
+    f'{summary["seconds"]:.0f} s in all. In {workdir}:\n'
     '  summary.json, metrics.jsonl, config.json\n'
     '  checkpoints/, tensorboard/',
     highlight=False,
@@ -66,8 +69,8 @@ def note(row: Mapping) -> str:
   """A policy's round in a line."""
   return (
     f'reward {row["reward"]:.2f}  '
-    f'{row["timing"]["tokens_per_second"]:,.0f} tokens/s  '
-    f'{row["peer_records"]} peer records'
+    f'{row[metrics.TIMING]["tokens_per_second"]:,.0f} tok/s  '
+    f'{row["peer_records"]} from peers'
   )
 
 
@@ -153,11 +156,10 @@ class Live:
     self._console, self._title = console, title
     self._bars = progress.Progress(
       progress.TextColumn('{task.description}'),
-      progress.BarColumn(),
+      progress.BarColumn(bar_width=8),
       progress.MofNCompleteColumn(),
       progress.TextColumn('{task.fields[note]}'),
-      progress.TextColumn('left'),
-      progress.TimeRemainingColumn(),
+      progress.TimeRemainingColumn(compact=True),
       console=console,
       disable=not console.is_terminal,
     )

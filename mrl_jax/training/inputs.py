@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import hashlib
+import math
 import os
 
 import ml_collections
 
 from mrl_jax import checks
+from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.data import vocabulary
@@ -84,7 +85,10 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     skipped=len(long),
     tokenizers=tokenizers,
     context={
-      name: _round_up(max(n for id, n in by_id.items() if id not in long))
+      name: _MULTIPLE
+      * math.ceil(
+        max(n for id, n in by_id.items() if id not in long) / _MULTIPLE
+      )
       for name, by_id in lengths.items()
     },
   )
@@ -110,10 +114,6 @@ def _too_long(lengths, config) -> set[str]:
       f'{config.max_prompt_tokens} tokens for policy {name}',
     )
   return long
-
-
-def _round_up(n: int) -> int:
-  return -(-n // _MULTIPLE) * _MULTIPLE
 
 
 def _examples(every, policy, config) -> list[records.Prompt]:
@@ -144,9 +144,7 @@ def _tokenizer_folder(config, prompts, cache) -> str:
   if config.path:
     return config.path
   texts = [f'{prompt.text}\n{prompt.solution}' for prompt in prompts]
-  digest = hashlib.sha256('\0'.join(texts).encode()).hexdigest()[:8]
-  folder = os.path.join(
-    cache, 'tokenizers', f'{config.kind}-{config.vocab_size}-{digest}'
-  )
+  name = f'{config.kind}-{config.vocab_size}-{config_lib.digest(texts)}'
+  folder = os.path.join(cache, 'tokenizers', name)
   vocabulary.train(config.kind, texts, config.vocab_size, folder)
   return folder

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import dataclasses
 import json
 import os
+import zlib
 
 import grain
 import jax
@@ -30,7 +31,7 @@ from mrl_jax.training import metrics
 from mrl_jax.training import optimizer
 from mrl_jax.training import worker as worker_lib
 
-_CONFIG = 'config.json'
+_CONFIG, _CACHE = 'config.json', 'cache'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,18 +72,25 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     InputError: something in the config, the work dir or the data is wrong.
   """
   config_lib.check(config)
+  checks.choose(
+    config.train.aggregation, batch.AGGREGATIONS, 'train.aggregation'
+  )
   method = algorithms.build(config.method)
   judge = functions.build(config.reward)
-  claim(workdir, config)
+  check_workdir(workdir, config)
   cache = cache_dir(config, workdir)
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   plan = _plan(config, loaded)
+  metrics.write_whole(
+    os.path.join(workdir, _CONFIG),
+    json.dumps(config_lib.flat(config), indent=1),
+  )
   return Job(
     config=config,
     workdir=workdir,
     cache=cache,
-    run=config_lib.fingerprint(config),
+    run=config_lib.digest(config_lib.what(config)),
     method=method,
     inputs=loaded,
     batches=batches,
@@ -95,23 +103,23 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
 def cache_dir(config: ml_collections.ConfigDict, workdir: str) -> str:
   """Where what other runs may use too is kept."""
-  return config.cache_dir or os.path.join(workdir, 'cache')
+  return config.cache_dir or os.path.join(workdir, _CACHE)
 
 
-def claim(workdir: str, config: ml_collections.ConfigDict) -> None:
-  """Makes `workdir` this config's, or finds that it is already.
+def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
+  """Makes the work dir, unless there is one that is not this config's.
 
   Raises:
     InputError: it belongs to another config, or is not a work dir at all.
   """
   path = os.path.join(workdir, _CONFIG)
-  mine = config_lib.flat(config)
   if os.path.exists(path):
+    mine = config_lib.what(config)
     with open(path, encoding='utf-8') as f:
       theirs = json.load(f)
     differ = [
       f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
-      for key in sorted(theirs.keys() | mine.keys())
+      for key in sorted({*theirs, *mine} - {*config_lib.PLACES})
       if theirs.get(key) != mine.get(key)
     ]
     checks.require(
@@ -120,12 +128,13 @@ def claim(workdir: str, config: ml_collections.ConfigDict) -> None:
       'the same flags to resume. They differ in\n  ' + '\n  '.join(differ),
     )
     return
-  checks.require(
-    not os.path.exists(workdir) or not os.listdir(workdir),
-    f'{workdir} is neither empty nor a work dir: it has no {_CONFIG}',
-  )
   os.makedirs(workdir, exist_ok=True)
-  metrics.write_whole(path, json.dumps(mine, indent=1))
+  others = sorted({*os.listdir(workdir)} - {_CACHE})
+  checks.require(
+    not others,
+    f'{workdir} is not a work dir: it has no {_CONFIG}, and holds '
+    f'{", ".join(others[:3])}. Give a fresh --workdir',
+  )
 
 
 def _plan(config, loaded) -> planner.Plan:
@@ -157,7 +166,7 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
   updates = config.train.rounds * config.train.mini_batches
   placed = meshes.build(plan, jax.devices())
   workers = {}
-  for i, (name, policy) in enumerate(config.policies.items()):
+  for name, policy in config.policies.items():
     workers[name] = worker_lib.Worker(
       name,
       model=plan[name].model,
@@ -178,7 +187,10 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
         aggregation=config.train.aggregation,
       ),
       logit_chunk=config.train.logit_chunk,
-      key=jax.random.fold_in(jax.random.key(config.seed), i),
+      # By name, so that a policy is the same whoever learns beside it.
+      key=jax.random.fold_in(
+        jax.random.key(config.seed), zlib.crc32(name.encode())
+      ),
     )
   return workers
 

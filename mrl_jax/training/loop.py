@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 
@@ -35,8 +36,9 @@ def run(
   began = time.monotonic()
   job = job_lib.build(config, workdir)
   devices = jax.devices()
-  display.show_plan(
+  display.show_start(
     console,
+    workdir,
     job.plan,
     f'{len(devices)} x {devices[0].device_kind}',
     job.inputs.skipped,
@@ -45,7 +47,12 @@ def run(
     os.path.join(workdir, 'checkpoints'), config.checkpoint.keep
   )
   with contextlib.closing(checkpoints):
-    progress = progress_lib.resume(job, checkpoints) or start(job, console)
+    progress = progress_lib.resume(job, checkpoints)
+    if progress is None:
+      progress = start(job, console)
+      progress_lib.save(job, progress, checkpoints)
+    elif progress.rounds:
+      console.print(f'Resuming after round {progress.rounds}.')
     train(job, progress, checkpoints, console, began - progress.seconds)
   return finish(job, progress, console)
 
@@ -86,6 +93,7 @@ def train(
       if due(config.eval.every):
         progress.accuracy[progress.rounds] = evaluate(job, progress.rounds)
       progress.seconds = time.monotonic() - began
+      _check_finite(rows, round)
       for name, row in rows.items():
         if progress.rounds in progress.accuracy:
           row['heldout_accuracy'] = progress.accuracy[progress.rounds][name]
@@ -122,10 +130,10 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
   lessons, updates = {}, {}
   for name, worker in job.workers.items():
     received = job.endpoints[name].collect(round, job.method.kinds)
-    lessons[name] = job.method.learn(
+    lessons[name] = job.method.lesson(
       groups[name], received, worker.tokenizer, config.thl.max_tokens
     )
-    updates[name] = worker.learn(prompts, lessons[name])
+    updates[name] = worker.update(prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)
   updates = jax.device_get(updates)
   progress.rounds += 1
@@ -139,19 +147,13 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
 
 def evaluate(job: job_lib.Job, rounds: int) -> dict[str, dict[str, float]]:
   """Held-out accuracy of every policy after so many rounds."""
-  config = job.config.eval
-  return {
-    name: evaluation.accuracy(
-      worker,
-      job.inputs.heldout,
-      job.judge,
-      samples=config.samples,
-      batch=config.batch,
-      temperature=config.temperature,
-      key=_key(worker, _EVALUATE, rounds),
-    )
+  keys = {
+    name: _key(worker, _EVALUATE, rounds)
     for name, worker in job.workers.items()
   }
+  return evaluation.accuracy(
+    job.workers, job.inputs.heldout, job.judge, job.config.eval, keys
+  )
 
 
 def finish(
@@ -187,6 +189,16 @@ def finish(
   metrics.write_whole(path, json.dumps(summary, indent=1))
   display.show_end(console, summary, progress.residuals, job.workdir)
   return summary
+
+
+def _check_finite(rows, round):
+  for name, row in rows.items():
+    if not math.isfinite(row['grad_norm']):
+      raise FloatingPointError(
+        f'round {round}: the gradient of {name} is {row["grad_norm"]}. The '
+        'last checkpoint is sound; a lower train.optimizer.learning_rate or '
+        'method.max_ratio may help'
+      )
 
 
 def _exchange(job) -> dict:

@@ -12,7 +12,7 @@ def build(config, steps: int) -> optax.GradientTransformation:
   """
   warmup = min(config.warmup_steps, steps - 1)
   rate = optax.warmup_cosine_decay_schedule(
-    init_value=0.0 if warmup else config.learning_rate,
+    init_value=0.0,
     peak_value=config.learning_rate,
     warmup_steps=warmup,
     decay_steps=steps,

@@ -14,11 +14,7 @@ from mrl_jax.models import decoder
 from mrl_jax.models import sharding
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['step', 'params', 'opt_state'],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
   """What an update takes and gives back.
@@ -38,7 +34,7 @@ def shardings(
   model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
   """Where each leaf of the state lives; allocates nothing."""
-  params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
+  _, params = decoder.abstract(model)
   places = sharding.params(params, mesh, sharding.TRAIN)
   opt_state = optax.tree_utils.tree_map_params(
     optimizer,
@@ -52,7 +48,7 @@ def shardings(
 
 def init_params(model: ModelConfig, mesh: Mesh, key: jax.Array) -> nnx.State:
   """Random parameters, made shard by shard where they live."""
-  params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
+  _, params = decoder.abstract(model)
   places = sharding.params(params, mesh, sharding.TRAIN)
   return jax.jit(functools.partial(_init_params, model), out_shardings=places)(
     key

@@ -1,4 +1,4 @@
-"""What is told of a policy's round."""
+"""Metrics of one policy's round."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,12 +21,13 @@ def of_round(
   row = {
     'reward': _mean(r.reward for r in rollouts),
     'accuracy': float(success_PG.mean()),
-    'length': _mean(len(r.ids) for r in rollouts),
+    'response_length': _mean(len(r.ids) for r in rollouts),
     'stopped': _mean(r.finish == 'stop' for r in rollouts),
     'all_fail_groups': float((~success_PG.any(1)).mean()),
     'rows_with_signal': _mean(r.advantage != 0 for r in lesson.own),
     'grad_norm': _mean(u['grad_norm'] for u in updates),
     'peer_records': lesson.peer_records,
+    'peer_records_unused': lesson.peer_records_unused,
     'peer_rows': len(lesson.peer),
     'peer_rows_refused': sum(
       sum(residual.refused.values()) for residual in lesson.residuals.values()
@@ -56,8 +57,8 @@ def _ratios(part, updates):
       'loss': total('loss') / len(updates),
       'ratio': ratios / tokens,
       'ratio_second_moment': squares / tokens,
-      'effective_samples': ratios**2 / (squares * tokens),
-      'clipped': total('clipped') / tokens,
+      'ess_fraction': ratios**2 / (squares * tokens) if squares else 0.0,
+      'clip_fraction': total('clipped') / tokens,
     }
   }
 

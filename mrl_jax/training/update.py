@@ -17,12 +17,7 @@ from mrl_jax.models import sharding
 from mrl_jax.training import state as state_lib
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['tokens_BS', 'valid_BS', 'old_logp_BT', 'advantage_B1',
-               'weight_BT', 'chunk_BT'],
-  meta_fields=[],
-)  # fmt: skip
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
   """Rows of one kind: a policy's own, or its peers'.
@@ -78,60 +73,74 @@ def build(
     micro-batches, by the names of `objectives`. The statistics are sums over
     tokens, by 'part/name', with 'grad_norm'.
   """
-  graphdef = nnx.graphdef(
-    nnx.eval_shape(lambda: decoder.Decoder(model, nnx.Rngs(0)))
-  )
-  places = state_lib.shardings(model, optimizer, mesh)
+  graphdef, _ = decoder.abstract(model)
+  shardings = state_lib.shardings(model, optimizer, mesh)
   one = sharding.replicated(mesh)
-
-  def gradient(params, rows, objective):
-    def loss(params, rows):
-      logp_BT = logps.response_logps(
-        nnx.merge(graphdef, params),
-        rows.tokens_BS,
-        rows.valid_BS,
-        rows.weight_BT.shape[-1],
-        logit_chunk,
-      )
-      objective_BT, statistics = objective(logp_BT, rows)
-      return -jnp.sum(rows.weight_BT * objective_BT), statistics
-
-    def accumulate(grads, rows):
-      (value, sums), more = jax.value_and_grad(loss, has_aux=True)(params, rows)
-      return jax.tree.map(jnp.add, grads, more), {'loss': value, **sums}
-
-    grads, by_micro = jax.lax.scan(
-      accumulate, jax.tree.map(jnp.zeros_like, params), rows
-    )
-    return grads, {name: sums_M.sum() for name, sums_M in by_micro.items()}
-
-  def apply(state, grads_of_parts):
-    grads = jax.tree.map(
-      lambda *parts: sum(parts[1:], parts[0]), *grads_of_parts
-    )
-    changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, changes)
-    state = state_lib.TrainState(state.step + 1, params, opt_state)
-    return state, optax.global_norm(grads)
-
   gradients = {
     name: jax.jit(
-      functools.partial(gradient, objective=objective),
-      in_shardings=(places.params, sharding.rows(mesh, 1)),
-      out_shardings=(places.params, one),
+      functools.partial(
+        _gradient,
+        graphdef=graphdef,
+        objective=objective,
+        logit_chunk=logit_chunk,
+      ),
+      in_shardings=(shardings.params, sharding.rows(mesh, 1)),
+      out_shardings=(shardings.params, one),
     )
     for name, objective in objectives.items()
   }
-  apply = jax.jit(apply, out_shardings=(places, one), donate_argnums=0)
+  apply = jax.jit(
+    functools.partial(_apply, optimizer=optimizer),
+    out_shardings=(shardings, one),
+    donate_argnums=0,
+  )
 
   def update(state: state_lib.TrainState, parts: Mapping[str, Rows]):
     grads, statistics = [], {}
     with jax.set_mesh(mesh):
       for name, rows in parts.items():
-        more, sums = gradients[name](state.params, rows)
-        grads.append(more)
+        part_grads, sums = gradients[name](state.params, rows)
+        grads.append(part_grads)
         statistics |= {f'{name}/{key}': value for key, value in sums.items()}
       state, statistics['grad_norm'] = apply(state, grads)
     return state, statistics
 
   return update
+
+
+def _gradient(params, rows: Rows, *, graphdef, objective, logit_chunk):
+  """The gradient of a part's loss and its statistics, over micro-batches."""
+
+  def loss(params, micro: Rows):
+    logp_BT = logps.response_logps(
+      nnx.merge(graphdef, params),
+      micro.tokens_BS,
+      micro.valid_BS,
+      micro.weight_BT.shape[-1],
+      logit_chunk,
+    )
+    objective_BT, statistics = objective(logp_BT, micro)
+    return -jnp.sum(micro.weight_BT * objective_BT), statistics
+
+  def accumulate(grads, micro):
+    (value, sums), micro_grads = jax.value_and_grad(loss, has_aux=True)(
+      params, micro
+    )
+    return optax.tree_utils.tree_add(grads, micro_grads), {
+      'loss': value,
+      **sums,
+    }
+
+  grads, by_micro = jax.lax.scan(
+    accumulate, optax.tree_utils.tree_zeros_like(params), rows
+  )
+  return grads, {name: sums_M.sum() for name, sums_M in by_micro.items()}
+
+
+def _apply(state: state_lib.TrainState, grads_of_parts, *, optimizer):
+  """Adds the parts' gradients, and takes one step of the optimizer."""
+  grads = functools.reduce(optax.tree_utils.tree_add, grads_of_parts)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  state = state_lib.TrainState(state.step + 1, params, opt_state)
+  return state, optax.global_norm(grads)

@@ -1,8 +1,6 @@
 """Supervised training on worked examples, before any reinforcement."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import hashlib
-import json
+from collections.abc import Iterator, Mapping, Sequence
 import os
 import random
 
@@ -13,9 +11,10 @@ from rich import console as console_lib
 
 from mrl_jax import config as config_lib
 from mrl_jax import records
-from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax.sharing import lesson
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
+from mrl_jax.training import objectives
 from mrl_jax.training import optimizer as optimizer_lib
 from mrl_jax.training import state as state_lib
 from mrl_jax.training import update
@@ -30,39 +29,99 @@ def run(
   console: console_lib.Console,
 ) -> None:
   """Gives every policy its skills, or takes them from the cache."""
-  steps = config.warm_start.steps
-  if not steps:
+  if not config.warm_start.steps:
     return
-  totals = dict.fromkeys(workers, steps)
-  with display.Live(console, 'warm start', totals) as live:
-    for i, (name, worker) in enumerate(workers.items()):
-      path = os.path.join(cache, 'warm_start', _digest(name, worker, config))
-      params = checkpoint.restore_params(path, worker.state.params)
-      if params is None:
-        shown = demonstrations(
-          examples[name],
-          config.policies[name].warm_start_families,
-          config.warm_start,
-          config.reward.marker,
-          config.seed * len(workers) + i,
-        )
-        params = train(
-          worker,
-          shown,
-          config.warm_start,
-          config.train.logit_chunk,
-          lambda loss, name=name: live.advance(name, f'loss {loss:.3f}'),
-        )
-        checkpoint.save_params(path, params)
+  students = {}
+  for name, worker in workers.items():
+    path = os.path.join(cache, 'warm_start', _folder(worker, config))
+    params = checkpoint.restore_params(path, worker.state.params)
+    if params is None:
+      students[name] = Student(worker, examples[name], config), path
+    else:
+      console.print(f'warm start of {name}: taken from {path}')
       worker.start_from(params)
+  steps = config.warm_start.steps
+  with display.Live(
+    console, 'warm start', dict.fromkeys(students, steps)
+  ) as live:
+    for _ in range(steps):
+      losses = {name: student.step() for name, (student, _) in students.items()}
+      for name, loss in losses.items():
+        live.advance(name, f'loss {float(loss):.3f}')
+  for student, path in students.values():
+    checkpoint.save_params(path, student.params)
+    student.worker.start_from(student.params)
+
+
+class Student:
+  """A policy that is shown demonstrations, a batch at a time.
+
+  The loss is the negative log-likelihood of the solution and the
+  end-of-sequence after it, a mean over the tokens of the batch.
+  """
+
+  def __init__(
+    self,
+    worker: worker_lib.Worker,
+    examples: Sequence[records.Prompt],
+    config: ml_collections.ConfigDict,
+  ):
+    self.worker = worker
+    self._batch = config.warm_start.batch
+    self._demonstrations = demonstrations(
+      examples,
+      config.policies[worker.name].warm_start_families,
+      config.warm_start,
+      config.reward.marker,
+      seed=f'{config.seed}-{worker.name}',
+    )
+    optimizer = optimizer_lib.build(
+      config.warm_start.optimizer, config.warm_start.steps
+    )
+    self._update = update.build(
+      worker.model,
+      optimizer,
+      worker.mesh,
+      {'own': objectives.log_likelihood},
+      config.train.logit_chunk,
+    )
+    self._state = state_lib.fresh(
+      worker.state.params, worker.model, optimizer, worker.mesh
+    )
+
+  @property
+  def params(self) -> nnx.State:
+    return self._state.params
+
+  def step(self):
+    """Learns from the next batch; returns its loss, still on its way."""
+    prompt_ids, rows = [], []
+    for i in range(self._batch):
+      prompt, solution = next(self._demonstrations)
+      prompt_ids.append(self.worker.prompt_ids(prompt))
+      rows.append(self._row(i, solution))
+    weight = 1 / sum(len(row.ids) for row in rows)
+    packer = self.worker.packer
+    packed = packer.pack(
+      prompt_ids, [(row, weight) for row in rows], packer.lengths['own']
+    )
+    self._state, statistics = self._update(self._state, {'own': packed})
+    return statistics['own/loss']
+
+  def _row(self, prompt: int, solution: str) -> lesson.Row:
+    tokenizer = self.worker.tokenizer
+    ids = tokenizer.encode(solution.encode())
+    ids = np.append(ids, np.int32(tokenizer.eos_id))
+    zeros = np.zeros(len(ids), np.int32)
+    return lesson.Row(prompt, ids, zeros, 1.0, zeros)
 
 
 def demonstrations(
   prompts: Sequence[records.Prompt],
   families: Sequence[str],
-  config,
+  config: ml_collections.ConfigDict,
   marker: str,
-  seed: int,
+  seed: int | str,
 ) -> Iterator[tuple[records.Prompt, str]]:
   """Endless prompts with their worked solutions.
 
@@ -86,63 +145,16 @@ def demonstrations(
     yield prompt, solution
 
 
-def train(
-  worker: worker_lib.Worker,
-  examples: Iterator[tuple[records.Prompt, str]],
-  config,
-  logit_chunk: int,
-  on_step: Callable[[float], None],
-) -> nnx.State:
-  """Trains on `config.steps` batches; returns the parameters.
-
-  The loss is the negative log-likelihood of the solution and the
-  end-of-sequence after it, a mean over the tokens of the batch.
-  """
-  optimizer = optimizer_lib.build(config.optimizer, config.steps)
-  step = update.build(
-    worker.model,
-    optimizer,
-    worker.mesh,
-    {'own': lambda logp_BT, rows: (logp_BT, {})},
-    logit_chunk,
-  )
-  state = state_lib.fresh(
-    worker.state.params, worker.model, optimizer, worker.mesh
-  )
-  for _ in range(config.steps):
-    batch = [next(examples) for _ in range(config.batch)]
-    state, sums = step(state, {'own': _pack(worker, batch)})
-    on_step(float(sums['own/loss']))
-  return state.params
-
-
-def _pack(worker, batch) -> update.Rows:
-  prompt_ids, rows = [], []
-  for i, (prompt, solution) in enumerate(batch):
-    ids = worker.tokenizer.encode(solution.encode())
-    ids = np.append(ids, np.int32(worker.tokenizer.eos_id))
-    zeros = np.zeros(len(ids), np.int32)
-    prompt_ids.append(worker.prompt_ids(prompt))
-    rows.append(lesson_lib.Row(i, ids, zeros, 1.0, zeros))
-  weight = 1 / sum(len(row.ids) for row in rows)
-  return worker.packer.pack(
-    prompt_ids,
-    [(row, weight) for row in rows],
-    worker.packer.lengths['own'],
-  )
-
-
-def _digest(name, worker, config) -> str:
-  """Names the folder of all that the warm start of a policy depends on."""
+def _folder(worker, config) -> str:
+  """The folder's name, of all that the warm start of a policy depends on."""
   parts = {
-    'policy': config_lib.flat(config.policies[name]),
+    'policy': config_lib.flat(config.policies[worker.name]),
     'warm_start': config_lib.flat(config.warm_start),
     'data': config_lib.flat(config.data),
     'marker': config.reward.marker,
     'seed': config.seed,
     'tokenizer': worker.tokenizer.fingerprint,
-    'context': worker.packer.context,
+    'shapes': [worker.packer.context, worker.packer.lengths['own']],
     'mesh': dict(worker.mesh.shape),
   }
-  text = json.dumps(parts, sort_keys=True)
-  return f'{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
+  return f'{worker.name}-{config_lib.digest(parts)}'

@@ -1,6 +1,7 @@
 """A policy at work on its own mesh: it samples, and learns."""
 
 from collections.abc import Callable, Sequence
+import math
 import time
 from typing import NamedTuple
 
@@ -96,10 +97,13 @@ class Worker:
     key: jax.Array,
     temperature: float,
   ) -> Sampling:
-    """Sends the prompts off to be completed; does not wait."""
+    """Sends the prompts off to be completed; does not wait.
+
+    At temperature 0 the likeliest token is taken.
+    """
     context = self.packer.context
     spread = self.mesh.shape['data'] * self.mesh.shape['fsdp']
-    size = -(-len(prompts) // spread) * spread
+    size = math.ceil(len(prompts) / spread) * spread
     prompt_PC = np.zeros((size, context), np.int32)
     valid_PC = np.zeros((size, context), bool)
     for p, prompt in enumerate(prompts):
@@ -107,7 +111,7 @@ class Worker:
       prompt_PC[p, context - len(ids) :] = ids
       valid_PC[p, context - len(ids) :] = True
     with jax.set_mesh(self.mesh):
-      samples = self._sampler(per_prompt)(
+      samples = self._sampler(per_prompt, greedy=temperature == 0)(
         jax.device_put(self.state.params, self._decode_places),
         prompt_PC,
         valid_PC,
@@ -164,7 +168,7 @@ class Worker:
       verdict=verdict,
     )
 
-  def learn(
+  def update(
     self, prompts: Sequence[records.Prompt], lesson: lesson_lib.Lesson
   ) -> list[dict[str, jax.Array]]:
     """Updates on own and peer rows, mini-batch by mini-batch.
@@ -181,13 +185,14 @@ class Worker:
       statistics.append(more)
     return statistics
 
-  def _sampler(self, per_prompt):
-    if per_prompt not in self._samplers:
-      self._samplers[per_prompt] = sampler.build(
+  def _sampler(self, per_prompt, greedy):
+    if (per_prompt, greedy) not in self._samplers:
+      self._samplers[per_prompt, greedy] = sampler.build(
         self.model,
         self.mesh,
         samples=per_prompt,
         length=self.packer.lengths['own'],
         stop_ids=(self.tokenizer.eos_id,),
+        greedy=greedy,
       )
-    return self._samplers[per_prompt]
+    return self._samplers[per_prompt, greedy]

@@ -110,8 +110,8 @@ def test_families_differ_as_they_say():
   assert qwen.blocks[0].attention.q_norm is not None
   assert llama.blocks[0].attention.q_norm is None
   # Gemma's norms scale by 1 + w and start from w = 0.
-  np.testing.assert_array_equal(gemma.final_norm.scale_D[...], 0.0)
-  np.testing.assert_array_equal(llama.final_norm.scale_D[...], 1.0)
+  np.testing.assert_array_equal(gemma.final_norm.scale[...], 0.0)
+  np.testing.assert_array_equal(llama.final_norm.scale[...], 1.0)
   x_BTD = jnp.arange(1.0, 33)[None, None, :]
   np.testing.assert_allclose(
     gemma.final_norm(x_BTD), llama.final_norm(x_BTD), rtol=1e-5
@@ -120,7 +120,7 @@ def test_families_differ_as_they_say():
 
 def test_rms_norm_worked_by_hand():
   norm = decoder_lib.RMSNorm(2, examples.model())
-  norm.scale_D[...] = jnp.array([1.0, 2.0])
+  norm.scale[...] = jnp.array([1.0, 2.0])
   # sqrt((9 + 16) / 2) = 3.5355.
   np.testing.assert_allclose(
     norm(jnp.array([[3.0, 4.0]])), [[0.8485281, 2.2627417]], rtol=1e-5

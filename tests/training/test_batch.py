@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from mrl_jax import checks
 from mrl_jax.sharing import lesson
 from mrl_jax.training import batch
 
@@ -35,13 +34,12 @@ def packer(**changes):
   ],
 )
 def test_weights_worked_by_hand(aggregation, expected):
-  weights = batch.token_weights([1, 3], 5, aggregation)
-  np.testing.assert_allclose(weights, expected)
-
-
-def test_weights_of_an_unknown_aggregation():
-  with pytest.raises(checks.InputError, match="Did you mean 'token_mean'"):
-    batch.token_weights([1], 5, 'tokens_mean')
+  (parts,) = packer(aggregation=aggregation).mini_batch_parts(
+    PROMPTS, {'own': [row(0, 1), row(1, 3)], 'peer': []}
+  )
+  weight_BT = parts['own'].weight_BT[0]
+  np.testing.assert_allclose(weight_BT[0], [expected[0], 0, 0, 0, 0])
+  np.testing.assert_allclose(weight_BT[1], [expected[1]] * 3 + [0, 0])
 
 
 def test_prompts_are_padded_left_and_responses_right():

@@ -25,9 +25,10 @@ def plan(**kwargs):
 
 def test_the_plan_names_devices_mesh_and_what_was_skipped():
   shown = console()
-  display.show_plan(shown, plan(tensor=2), '8 x cpu', skipped=3)
+  display.show_start(shown, 'runs/mine', plan(tensor=2), '8 x cpu', skipped=3)
   text = shown.file.getvalue()
   for part in (
+    'runs/mine',
     '8 x cpu',
     '0-3',
     '4-7',
@@ -94,4 +95,4 @@ def test_a_round_in_a_line():
     'peer_records': 32,
     'timing': {'tokens_per_second': 12345.6},
   }
-  assert display.note(row) == 'reward 0.51  12,346 tokens/s  32 peer records'
+  assert display.note(row) == 'reward 0.51  12,346 tok/s  32 from peers'

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from mrl_jax import checks
+from mrl_jax import config as config_lib
 from mrl_jax.training import job
 from tests import examples
 
@@ -48,6 +49,10 @@ QUESTIONS = [{'question': f'What is {i}?', 'answer': i} for i in range(12)]
   [
     ({'train.rounds': 0}, 'train.rounds = 0'),
     ({'method.name': 'xgpro'}, "Did you mean 'xgrpo'"),
+    ({'train.aggregation': 'tokenmean'}, "Did you mean 'token_mean'"),
+    ({'policies.llama.model.num_kv_heads': 2}, 'does not divide num_heads = 3'),
+    ({'policies.llama.model.head_dim': 31}, 'head_dim = 31 must be even'),
+    ({'policies.llama.model.dtype': 'float8'}, 'unknown dtype'),
     ({'data.source': 'jsonl'}, "data.jsonl.train='' is not a file"),
     ({'data.families': ('words/ad',)}, "Did you mean 'words/add'"),
     ({'data.seed': 100}, r'data.seed = 100; it must be in \[0, 100\)'),
@@ -98,21 +103,39 @@ def test_a_prompt_that_is_too_long_may_be_an_error(tmp_path):
     build(tmp_path / 'run', **{**changes, 'sample.long_prompts': 'error'})
 
 
+def claimed(folder, **changes):
+  """A folder as a run with this config leaves it."""
+  folder.mkdir()
+  flat = config_lib.flat(examples.run_config(**changes))
+  (folder / 'config.json').write_text(json.dumps(flat))
+  return os.fspath(folder)
+
+
 def test_a_work_dir_of_another_config_is_left_alone(tmp_path):
-  config = examples.run_config()
-  job.claim(os.fspath(tmp_path / 'run'), config)
-  job.claim(os.fspath(tmp_path / 'run'), config)
+  folder = claimed(tmp_path / 'run')
+  job.check_workdir(folder, examples.run_config())
   before = (tmp_path / 'run' / 'config.json').read_text()
   with pytest.raises(checks.InputError, match='another config') as error:
-    job.claim(
-      os.fspath(tmp_path / 'run'), examples.run_config(**{'train.rounds': 9})
-    )
+    job.check_workdir(folder, examples.run_config(**{'train.rounds': 9}))
   assert 'train.rounds: 3 there, 9 now' in str(error.value)
   assert (tmp_path / 'run' / 'config.json').read_text() == before
 
 
+def test_a_cache_may_move(tmp_path):
+  folder = claimed(tmp_path / 'run', cache_dir='here')
+  job.check_workdir(folder, examples.run_config(cache_dir='there'))
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
   (tmp_path / 'thesis.tex').write_text('')
-  with pytest.raises(checks.InputError, match='neither empty nor a work dir'):
-    job.claim(os.fspath(tmp_path), examples.run_config())
+  with pytest.raises(checks.InputError, match=r'not a work dir.*thesis\.tex'):
+    job.check_workdir(os.fspath(tmp_path), examples.run_config())
   assert os.listdir(tmp_path) == ['thesis.tex']
+
+
+def test_a_mistake_does_not_take_the_work_dir(tmp_path):
+  workdir = tmp_path / 'run'
+  with pytest.raises(checks.InputError, match='unknown tokenizer'):
+    build(workdir, **{'policies.llama.tokenizer.kind': 'bite'})
+  with pytest.raises(AssertionError, match='put to work'):
+    build(workdir)  # All is well as far as the host can tell.

@@ -104,8 +104,8 @@ def test_what_a_person_sees(finished):
     'fsdp 4',
     'warm start llama 20/20',
     'round gemma 4/4 reward',
-    'tokens/s',
-    '40 peer records',
+    'tok/s',
+    '40 from peers',
     'Held-out accuracy',
     'mean',
     'gemma->llama',
@@ -151,7 +151,10 @@ def test_the_same_command_gives_the_same_metrics(folder, finished):
 
 def test_another_seed_gives_others(folder, finished):
   _, workdir, _ = run(folder, 'seed', seed=1, **{'train.rounds': 1})
-  assert metrics(workdir)[0]['length'] != metrics(finished[1])[0]['length']
+  assert (
+    metrics(workdir)[0]['response_length']
+    != (metrics(finished[1])[0]['response_length'])
+  )
 
 
 @pytest.mark.parametrize('rounds', [1, 3])
@@ -178,6 +181,25 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
   assert_same(restored(folder, workdir)[0], restored(folder, finished[1])[0])
   assert restored(folder, workdir)[1] == restored(folder, finished[1])[1]
   assert {**summary, 'seconds': 0} == {**finished[0], 'seconds': 0}
+
+
+def test_what_is_in_the_cache_is_not_made_again(folder, finished):
+  _, _, shown = run(folder, 'cached', **{'train.rounds': 1})
+  assert 'warm start of llama: taken from' in shown
+  assert 'warm start llama 20/20' not in shown
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(folder, monkeypatch):
+  play_round = loop.play_round
+
+  def spoil(job, progress):
+    rows = play_round(job, progress)
+    rows['llama']['grad_norm'] = float('nan')
+    return rows
+
+  monkeypatch.setattr(loop, 'play_round', spoil)
+  with pytest.raises(FloatingPointError, match='gradient of llama is nan'):
+    run(folder, 'nan')
 
 
 def test_a_finished_run_says_so_again(folder, finished):

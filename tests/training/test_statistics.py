@@ -20,7 +20,11 @@ def lesson(peer=()):
   ]
   residual = transfer.Residual(rollouts=3, refused={'empty': 1, 'too_long': 1})
   return lesson_lib.Lesson(
-    own=own, peer=peer, residuals={'b': residual}, peer_records=5
+    own=own,
+    peer=peer,
+    residuals={'b': residual},
+    peer_records=5,
+    peer_records_unused=1,
   )
 
 
@@ -37,13 +41,14 @@ def test_means_over_the_round():
   row = statistics.of_round(GROUPS, lesson(), updates, seconds=2.0)
   assert row['reward'] == 0.25
   assert row['accuracy'] == 0.25
-  assert row['length'] == (5 + 5 + 4 + 4) / 4
+  assert row['response_length'] == (5 + 5 + 4 + 4) / 4
   assert row['stopped'] == 0.5
   assert row['all_fail_groups'] == 0.5
   assert row['rows_with_signal'] == 0.25
   assert row['grad_norm'] == 1.5
   assert (row['peer_records'], row['peer_rows']) == (5, 0)
   assert row['peer_rows_refused'] == 2
+  assert row['peer_records_unused'] == 1
   assert row['timing'] == {'seconds': 2.0, 'tokens_per_second': 9.0}
   assert 'own' not in row
 
@@ -60,6 +65,12 @@ def test_ratios_are_means_over_the_tokens_of_all_updates():
   row = statistics.of_round(GROUPS, lesson(), updates, seconds=1.0)
   assert row['own']['ratio'] == 1.0
   assert row['own']['ratio_second_moment'] == 40 / 16
-  assert row['own']['clipped'] == 2 / 16
+  assert row['own']['clip_fraction'] == 2 / 16
   assert row['own']['loss'] == -0.5
-  assert row['peer']['effective_samples'] == pytest.approx(8**2 / (20 * 4))
+  assert row['peer']['ess_fraction'] == pytest.approx(8**2 / (20 * 4))
+
+
+def test_ratios_that_all_vanished_are_not_a_division_by_zero():
+  updates = [{**update('peer', ratio=0.0, ratio_square=0.0), 'grad_norm': 1.0}]
+  row = statistics.of_round(GROUPS, lesson(), updates, seconds=1.0)
+  assert row['peer']['ess_fraction'] == 0.0

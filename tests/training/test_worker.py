@@ -78,10 +78,10 @@ def test_a_number_of_prompts_that_the_mesh_does_not_divide_is_filled_up():
 def test_learning_changes_the_policy_and_its_version():
   groups = sample()
   method = algorithms.build(examples.run_config().method)
-  lesson = method.learn(groups, [], worker().tokenizer, 6)
+  lesson = method.lesson(groups, [], worker().tokenizer, 6)
   version = groups[0][0].header.version
   before = jax.device_get(worker().state.params)
-  (statistics,) = worker().learn(PROMPTS, lesson)
+  (statistics,) = worker().update(PROMPTS, lesson)
   assert np.isfinite(statistics['own/loss'])
   assert sample()[0][0].header.version == version + 1
   moved = [
