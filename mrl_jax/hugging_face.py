@@ -9,6 +9,7 @@ import os
 import tokenizers
 
 from mrl_jax import checks
+from mrl_jax import files
 
 
 def _transformers():
@@ -41,11 +42,10 @@ def load_tokenizer(path: str):
 def save_tokenizer(
   tokenizer: tokenizers.Tokenizer, folder: str, **special_tokens: str
 ) -> None:
-  """Writes a folder that `load_tokenizer` reads, whole or not at all."""
-  aside = folder + '.new'
-  _transformers().PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer,
-    clean_up_tokenization_spaces=False,
-    **special_tokens,
-  ).save_pretrained(aside)
-  os.rename(aside, folder)
+  """Writes a folder that `load_tokenizer` reads."""
+  with files.new_folder(folder) as aside:
+    _transformers().PreTrainedTokenizerFast(
+      tokenizer_object=tokenizer,
+      clean_up_tokenization_spaces=False,
+      **special_tokens,
+    ).save_pretrained(aside)

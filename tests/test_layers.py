@@ -9,7 +9,7 @@
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
       mwra/{cost,planner}
-  0   records   config   checks   hugging_face
+  0   records   config   checks   files   hugging_face
 
 A module imports from lower levels, or from its own folder. The halves never
 import each other, and below the seam nothing imports both.
@@ -25,6 +25,7 @@ LEVELS = {
   'records': 0,
   'config': 0,
   'checks': 0,
+  'files': 0,
   'hugging_face': 0,
   'see': 1,
   'thl': 1,

@@ -16,9 +16,11 @@ to does not depend on their order, nor on the family.
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
+import os
 import random
 
 import numpy as np
@@ -170,10 +172,18 @@ def prepare(data_dir: str, seed: int) -> Arithmetic:
   checks.require(
     0 <= seed < SEEDS, f'data.seed = {seed}; it must be in [0, {SEEDS})'
   )
-  builder = Arithmetic(
-    config=f'seed{seed}', data_dir=data_dir, file_format='array_record'
+  build = functools.partial(
+    Arithmetic,
+    config=f'seed{seed}',
+    data_dir=data_dir,
+    file_format='array_record',
   )
   tfds.disable_progress_bar()
-  with contextlib.redirect_stdout(io.StringIO()):  # It announces a download.
-    builder.download_and_prepare()
-  return builder
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):  # It announces a download.
+      build().download_and_prepare()
+  except OSError:
+    # Another run that shares the cache may have been first.
+    if not os.path.isdir(build().data_dir):
+      raise
+  return build()

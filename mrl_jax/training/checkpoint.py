@@ -6,6 +6,7 @@ import os
 import jax
 import orbax.checkpoint as ocp
 
+from mrl_jax import files
 from mrl_jax.training import state as state_lib
 
 _HOST = 'host'
@@ -66,9 +67,9 @@ def _abstract(x):
 
 
 def save_params(path: str, params) -> None:
-  """Writes parameters to a new folder, whole or not at all."""
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(os.path.abspath(path), params)
+  """Writes parameters to a new folder."""
+  with files.new_folder(path) as aside, ocp.StandardCheckpointer() as writer:
+    writer.save(aside, params)
 
 
 def restore_params(path: str, like):

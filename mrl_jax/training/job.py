@@ -17,6 +17,7 @@ import ml_collections
 from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import config as config_lib
+from mrl_jax import files
 from mrl_jax.data import pipeline
 from mrl_jax.models import families
 from mrl_jax.mwra import cost
@@ -27,7 +28,6 @@ from mrl_jax.see import exchange
 from mrl_jax.see import in_process
 from mrl_jax.training import batch
 from mrl_jax.training import inputs
-from mrl_jax.training import metrics
 from mrl_jax.training import optimizer
 from mrl_jax.training import worker as worker_lib
 
@@ -82,7 +82,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   plan = _plan(config, loaded)
-  metrics.write_whole(
+  files.write(
     os.path.join(workdir, _CONFIG),
     json.dumps(config_lib.flat(config), indent=1),
   )
@@ -129,7 +129,7 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
     )
     return
   os.makedirs(workdir, exist_ok=True)
-  others = sorted({*os.listdir(workdir)} - {_CACHE})
+  others = sorted({*os.listdir(workdir)} - {_CACHE, _CONFIG + '.new'})
   checks.require(
     not others,
     f'{workdir} is not a work dir: it has no {_CONFIG}, and holds '

@@ -11,6 +11,7 @@ import ml_collections
 from rich import console as console_lib
 
 from mrl_jax import evaluation
+from mrl_jax import files
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
@@ -186,7 +187,7 @@ def finish(
     'prompts_skipped': job.inputs.skipped,
   }
   path = os.path.join(job.workdir, 'summary.json')
-  metrics.write_whole(path, json.dumps(summary, indent=1))
+  files.write(path, json.dumps(summary, indent=1))
   display.show_end(console, summary, progress.residuals, job.workdir)
   return summary
 

@@ -1,10 +1,12 @@
-"""Metrics on disk: `metrics.jsonl`, TensorBoard events and `summary.json`."""
+"""Metrics on disk: `metrics.jsonl` and TensorBoard events."""
 
 from collections.abc import Mapping
 import json
 import os
 
 import tensorboardX
+
+from mrl_jax import files
 
 TIMING = 'timing'  # What differs from run to run is kept apart under this key.
 
@@ -16,7 +18,7 @@ class Writer:
     self._path = os.path.join(folder, 'metrics.jsonl')
     kept = [row for row in read(self._path) if row['round'] < rounds_done]
     # What was written after the checkpoint will be written again.
-    write_whole(self._path, ''.join(json.dumps(row) + '\n' for row in kept))
+    files.write(self._path, ''.join(json.dumps(row) + '\n' for row in kept))
     self._events = tensorboardX.SummaryWriter(
       os.path.join(folder, 'tensorboard'), purge_step=rounds_done
     )
@@ -50,13 +52,3 @@ def read(path: str) -> list[dict]:
           break
         rows.append(json.loads(line))
   return rows
-
-
-def write_whole(path: str, text: str) -> None:
-  """Writes a file so that a kill leaves the old one or the new one."""
-  aside = path + '.new'
-  with open(aside, 'w', encoding='utf-8') as f:
-    f.write(text)
-    f.flush()
-    os.fsync(f.fileno())
-  os.replace(aside, path)

@@ -1,8 +1,9 @@
 import contextlib
 import json
 import os
+import struct
 
-import pytest
+from tensorboardX.proto import event_pb2
 
 from mrl_jax.training import metrics
 
@@ -50,14 +51,21 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
   assert rounds(tmp_path) == [0, 1, 2]
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-  path = os.fspath(tmp_path / 'summary.json')
-  metrics.write_whole(path, 'old')
+def steps_of_starts(folder):
+  """The steps at which a log says that it goes on."""
+  found = []
+  for path in (folder / 'tensorboard').iterdir():
+    data = path.read_bytes()
+    while data:  # Length, its checksum, an event, its checksum.
+      (length,) = struct.unpack('<Q', data[:8])
+      event = event_pb2.Event.FromString(data[12 : 12 + length])
+      if event.session_log.status == event_pb2.SessionLog.START:
+        found.append(event.step)
+      data = data[16 + length :]
+  return found
 
-  def killed(*_):
-    raise KeyboardInterrupt
 
-  monkeypatch.setattr(os, 'replace', killed)
-  with pytest.raises(KeyboardInterrupt):
-    metrics.write_whole(path, 'new')
-  assert (tmp_path / 'summary.json').read_text() == 'old'
+def test_tensorboard_is_told_from_where_a_run_goes_on(tmp_path):
+  write(str(tmp_path), 0, 0, 1, 2)
+  write(str(tmp_path), 2, 2)
+  assert 2 in steps_of_starts(tmp_path)

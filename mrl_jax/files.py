@@ -1,0 +1,35 @@
+"""Files and folders that are there whole or not at all."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import tempfile
+
+
+def write(path: str, text: str) -> None:
+  """Writes a file so that a kill leaves the old one or the new one."""
+  aside = path + '.new'
+  with open(aside, 'w', encoding='utf-8') as f:
+    f.write(text)
+    f.flush()
+    os.fsync(f.fileno())
+  os.replace(aside, path)
+
+
+@contextlib.contextmanager
+def new_folder(path: str) -> Iterator[str]:
+  """Gives the path of a folder to make; once made, it is moved to `path`.
+
+  Where another process was first, what it made stays: runs that share a cache
+  make the same of the same config.
+  """
+  parent, name = os.path.split(os.path.abspath(path))
+  os.makedirs(parent, exist_ok=True)
+  with tempfile.TemporaryDirectory(prefix='.new-', dir=parent) as aside:
+    made = os.path.join(aside, name)
+    yield made
+    try:
+      os.rename(made, path)
+    except OSError:
+      if not os.path.isdir(path):
+        raise
