@@ -4,12 +4,13 @@ Records hold numpy arrays and bytes, never text of a peer decoded, and never
 anything that needs code to be read.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, get_args, Literal
 
 import msgspec
 import numpy as np
 
 SCHEMA = 1
+LARGEST = 1e6  # Of rewards and log-probabilities, in absolute value.
 WHOLE_GROUP = -1  # The sample number of a record about a whole group.
 
 Finish = Literal['stop', 'length']
@@ -113,10 +114,24 @@ def fault(record: Record) -> str | None:
   if record.header.schema != SCHEMA:
     return 'schema'
   if isinstance(record, GroupStats):
-    numbers = (record.reward_sum, record.reward_square_sum)
-    if not np.isfinite(numbers).all():
-      return 'not_finite'
-    return 'counts' if record.successes > record.count else None
+    return _fault_of_stats(record)
+  return _fault_of_rollout(record)
+
+
+def _fault_of_stats(stats):
+  if stats.header.sample != WHOLE_GROUP:
+    return 'sample'
+  if not 0 <= stats.successes <= stats.count or stats.count == 0:
+    return 'counts'
+  mean = stats.reward_sum / stats.count
+  mean_square = stats.reward_square_sum / stats.count
+  if not (abs(mean) <= LARGEST and mean_square <= LARGEST**2):
+    return 'reward'
+  # No rewards have a negative variance; sums may be rounded.
+  return None if mean**2 <= mean_square * (1 + 1e-6) else 'moments'
+
+
+def _fault_of_rollout(record):
   arrays = {
     'ids': np.int32,
     'byte_lengths': np.int32,
@@ -125,17 +140,20 @@ def fault(record: Record) -> str | None:
   }
   for name, dtype in arrays.items():
     array = getattr(record, name)
-    if array.dtype != dtype or array.shape != record.ids.shape:
+    if array.dtype != dtype or array.shape != (record.ids.size,):
       return f'{name}_type'
   if (record.ids < 0).any() or (record.byte_lengths < 0).any():
     return 'negative'
   if record.byte_lengths.sum() != len(record.payload):
     return 'byte_lengths'
-  if record.finish == 'stop' and (
-    not len(record.ids) or record.byte_lengths[-1]
+  if record.header.sample < 0:
+    return 'sample'
+  ended = bool(len(record.ids)) and not record.byte_lengths[-1]
+  if record.finish not in get_args(Finish) or (
+    record.finish == 'stop' and not ended
   ):
     return 'finish'
   logps = np.concatenate([record.sampling_logp, record.policy_logp])
-  if not np.isfinite(logps).all() or (logps > 0).any():
+  if not ((logps <= 0) & (logps >= -LARGEST)).all():
     return 'logp'
-  return None if np.isfinite(record.reward) else 'not_finite'
+  return None if abs(record.reward) <= LARGEST else 'reward'

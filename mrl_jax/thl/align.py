@@ -42,8 +42,8 @@ def carry_extensive(
     l'_k = sum_j |I_k ∩ J_j| / |J_j| l_j
 
   so that each byte of a token has an equal part of its value, and the sum over
-  every chunk is conserved. The value of a token without bytes goes to the next
-  token that has some, or else to the last that does.
+  every chunk is conserved. A token without bytes is in the chunk of the
+  one before it (see `chunks`), which gets its value; at the start, the first.
 
   Args:
     trace: [n], a value a token.
@@ -56,10 +56,9 @@ def carry_extensive(
   full = np.flatnonzero(from_lengths)
   if not len(full):
     return np.zeros(len(to_lengths))
-  holder = np.searchsorted(full, np.arange(len(trace)))
-  values = np.bincount(
-    np.minimum(holder, len(full) - 1), trace.astype(np.float64), len(full)
-  )
+  before = np.searchsorted(full, np.arange(len(trace)), side='right') - 1
+  holder = np.maximum(before, 0)
+  values = np.bincount(holder, trace.astype(np.float64), len(full))
   from_ends = np.concatenate([[0], np.cumsum(from_lengths[full])])
   cumulative = np.concatenate([[0.0], np.cumsum(values)])
   to_ends = np.concatenate([[0], np.cumsum(to_lengths)])

@@ -1,12 +1,13 @@
 """A tokenizer seen through bytes: what every one of its ids stands for."""
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import json
 import re
 
 import numpy as np
 import tokenizers
+from tokenizers import models
 
 from mrl_jax import checks
 from mrl_jax import config
@@ -51,7 +52,14 @@ class ByteTokenizer:
     self.fingerprint = config.digest({**spec, 'eos': eos_id, 'bos': bos_id})
     special = {t['id']: t['content'] for t in spec['added_tokens']
                if t['special']}  # fmt: skip
-    special.setdefault(eos_id, backend.id_to_token(eos_id))
+    for id in {eos_id, bos_id} - {None}:
+      special.setdefault(id, backend.id_to_token(id))
+    for content in special.values():
+      checks.require(
+        len(content) > 1,
+        f'the control token {content!r} is a single character, which cannot be '
+        'told from the same character in a text',
+      )
     self.token_bytes = _token_bytes(backend, spec, special)
     self.byte_length_V = np.array([len(b) for b in self.token_bytes], np.int32)
     self._byte_ids = {
@@ -61,8 +69,9 @@ class ByteTokenizer:
     self._cut = _inside_any(
       [*special.values(), *filter(_BYTE_PIECE.fullmatch, vocab)]
     )
-    self._start = _from_spec(spec)
-    self._continue = _from_spec(_without_prefix(spec))
+    rest = _without_prefix(spec)
+    self._normalize_start, self._normalize = map(_normalizer, (spec, rest))
+    self._start, self._continue = map(_encoder, (spec, rest))
 
   @property
   def vocab_size(self) -> int:
@@ -71,7 +80,8 @@ class ByteTokenizer:
   def encode_prompt(self, text: str) -> np.ndarray:
     """Ids (i32) of `text` at the start of a sequence."""
     first = [] if self.bos_id is None else [self.bos_id]
-    return np.array(first + self._encode(self._start, text), np.int32)
+    ids = self._encode(self._start, self._normalize_start(text))
+    return np.array(first + ids, np.int32)
 
   def encode(self, payload: bytes) -> np.ndarray:
     """Ids (i32) of `payload` as the continuation of a sequence.
@@ -87,17 +97,19 @@ class ByteTokenizer:
         byte = part.encode('utf-8', errors='surrogateescape')
         ids.extend(self._byte_ids[b] for b in [byte] if b in self._byte_ids)
       elif part:
-        ids.extend(self._encode(self._continue, part))
+        ids.extend(self._encode(self._continue, self._normalize(part)))
     return np.array(ids, np.int32)
 
   def decode(self, ids: Sequence[int]) -> bytes:
     """The bytes that `ids` stand for."""
     return b''.join(self.token_bytes[i] for i in ids)
 
-  def _encode(self, encoder, text: str) -> list[int]:
+  def _encode(self, encoder, normalized: str) -> list[int]:
     ids = []
-    for part in self._cut.split(text):
+    # Cut once it is normalised: that may write what the text did not have.
+    for part in self._cut.split(normalized):
       ids.extend(encoder.encode(part, add_special_tokens=False).ids)
+      encoder = self._continue
     return ids
 
 
@@ -109,14 +121,23 @@ def _inside_any(contents: Iterable[str]) -> re.Pattern:
   """
   rests = collections.defaultdict(list)
   for content in contents:
-    if len(content) > 1:
-      rests[content[0]].append(re.escape(content[1:]))
+    for written in {content, content.replace(_SPACE, ' ')}:
+      rests[written[0]].append(re.escape(written[1:]))
   cuts = [f'(?<={re.escape(c)})(?={"|".join(r)})' for c, r in rests.items()]
   return re.compile('|'.join(cuts) or '(?!)')
 
 
-def _from_spec(spec: dict) -> tokenizers.Tokenizer:
-  return tokenizers.Tokenizer.from_str(json.dumps(spec))
+def _normalizer(spec: dict) -> Callable[[str], str]:
+  """The first step of a tokenizer, alone."""
+  step = json.loads(tokenizers.Tokenizer(models.BPE()).to_str())
+  step['normalizer'] = spec['normalizer']
+  normalizer = tokenizers.Tokenizer.from_str(json.dumps(step)).normalizer
+  return normalizer.normalize_str if normalizer else str
+
+
+def _encoder(spec: dict) -> tokenizers.Tokenizer:
+  """The steps after the first."""
+  return tokenizers.Tokenizer.from_str(json.dumps({**spec, 'normalizer': None}))
 
 
 def _without_prefix(spec: dict) -> dict:
@@ -148,6 +169,8 @@ def _token_bytes(backend, spec, special) -> list[bytes]:
     unicode_bytes = _byte_level_alphabet()
 
     def to_bytes(piece):
+      if not unicode_bytes.keys() >= set(piece):
+        return piece.encode()  # As the decoder has it.
       return bytes(unicode_bytes[c] for c in piece)
   elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder:
     to_bytes = _sentencepiece_bytes

@@ -78,19 +78,25 @@ def transfer(
   token for, so that the two are aligned with each other.
 
   Args:
-    rollout: a validated record of a peer.
+    rollout: a record of a peer without a `records.fault`.
     receiver: the tokenizer of the policy that is to learn from it.
     max_tokens: the longest response that policy can train on.
     residual: of this direction; changed in place.
 
   Returns:
     The rollout in the receiver's tokens, or None if it was refused because
-    its bytes could not be written in them ('round_trip'), it became too long
-    ('too_long') or there is nothing in it ('empty').
+    its bytes could not be written in them ('round_trip'), its ids do not stand
+    for its bytes ('ids'), it became too long ('too_long') or there is nothing
+    in it ('empty').
   """
   residual.rollouts += 1
   if rollout.header.tokenizer == receiver.fingerprint:
     ids, behaviour_logp = rollout.ids, rollout.policy_logp
+    if (ids >= receiver.vocab_size).any() or (
+      receiver.decode(ids) != rollout.payload
+    ):
+      residual.refuse('ids')
+      return None
     sender_chunk = chunk = np.arange(len(ids), dtype=np.int32)
   else:
     ids = receiver.encode(rollout.payload)

@@ -1,3 +1,4 @@
+import json
 import os
 
 from hypothesis import given
@@ -108,7 +109,7 @@ def test_fingerprints_tell_tokenizers_apart():
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused():
-  backend = tokenizers.Tokenizer(models.WordLevel({'a': 0}, unk_token='a'))
+  backend = tokenizers.Tokenizer(models.WordLevel({'unk': 0}, unk_token='unk'))
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
   with pytest.raises(checks.InputError, match='byte-level and SentencePiece'):
     byte_tokenizer.ByteTokenizer(backend, eos_id=0)
@@ -117,3 +118,148 @@ def test_an_unknown_kind_of_tokenizer_is_refused():
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
   with pytest.raises(checks.InputError, match='no tokenizer could be loaded'):
     byte_tokenizer.load(os.fspath(tmp_path))
+
+
+def from_backend(backend, eos_id=0):
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=eos_id)
+
+
+def test_an_end_of_sequence_that_is_not_called_special_is_one_still():
+  backend = tokenizers.Tokenizer(
+    models.BPE({'</s>': 0, '<': 1, '/': 2, 's': 3, '>': 4}, [])
+  )
+  backend.decoder = decoders.Metaspace()
+  tokenizer = from_backend(backend)
+  assert tokenizer.token_bytes[0] == b''
+  np.testing.assert_array_equal(tokenizer.encode(b'</s>'), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+  'pre_tokenizer',
+  [
+    pre_tokenizers.ByteLevel(add_prefix_space=True),
+    pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)]),
+  ],
+)
+def test_a_byte_level_response_gets_no_space_before_it(pre_tokenizer):
+  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend.pre_tokenizer = pre_tokenizer
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  assert tokenizer.decode(tokenizer.encode(b'hi')) == b'hi'
+  assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
+
+
+def unigram(normalizer=None, **metaspace):
+  """Unigram with byte fallback, as T5's or Llama 2's SentencePiece models."""
+  pieces = ['<unk>', '</s>', *(f'<0x{b:02X}>' for b in range(256))]
+  pieces += ['\u2581', 'h', 'i', 'hi', '\u2581hi']
+  backend = tokenizers.Tokenizer(
+    models.Unigram(
+      [(piece, -float(i)) for i, piece in enumerate(pieces)],
+      unk_id=0,
+      byte_fallback=True,
+    )
+  )
+  if normalizer is not None:
+    backend.normalizer = normalizer
+  backend.pre_tokenizer = pre_tokenizers.Metaspace(**metaspace)
+  backend.decoder = decoders.Sequence(
+    [decoders.Metaspace(), decoders.ByteFallback()]
+  )
+  backend.add_special_tokens(['<unk>', '</s>'])
+  return from_backend(backend, eos_id=1)
+
+
+def test_a_sentencepiece_response_gets_no_space_before_it():
+  tokenizer = unigram(prepend_scheme='always')
+  assert tokenizer.decode(tokenizer.encode(b'hi')) == b'hi'
+  assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
+
+
+@pytest.mark.parametrize('text', ['</s>', '<0x0A>', 'hi<0x0A></s>', '<unk>'])
+def test_unigram_pieces_for_bytes_do_not_come_from_text(text):
+  tokenizer = unigram(prepend_scheme='never')
+  ids = tokenizer.encode(text.encode())
+  assert tokenizer.decode(ids) == text.encode()
+  assert not {0, 1} & set(ids.tolist())
+
+
+def test_settings_of_a_folder_do_not_cut_text():
+  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend.enable_truncation(4)
+  backend.enable_padding(length=64)
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  payload = b'= 10 = 13 = 10 = 13'
+  np.testing.assert_array_equal(
+    tokenizer.encode(payload), BYTE_LEVEL.encode(payload)
+  )
+
+
+def test_added_tokens_that_are_not_special_are_text():
+  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend.add_tokens(['  \u00e9'])
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  payload = 'a  \u00e9b'.encode()
+  ids = tokenizer.encode(payload)
+  assert '  \u00e9'.encode() in [tokenizer.token_bytes[i] for i in ids]
+  assert tokenizer.decode(ids) == payload
+
+
+@pytest.mark.parametrize(
+  ('normalizer', 'text'),
+  [
+    (normalizers.NFKC(), '＜／s＞'),
+    (normalizers.NFKC(), '＜0x0A>'),
+    (normalizers.NFKC(), '﹤/s﹥'),
+    (normalizers.Lowercase(), '</S>'),
+    (normalizers.Replace('~', ''), '<~/s>'),
+    (normalizers.BertNormalizer(lowercase=False), '<\x00/s>'),
+  ],
+)
+def test_a_normaliser_does_not_write_control_tokens(normalizer, text):
+  tokenizer = unigram(normalizer, prepend_scheme='never')
+  for ids in (tokenizer.encode(text.encode()), tokenizer.encode_prompt(text)):
+    assert tokenizer.eos_id not in ids
+    assert tokenizer.decode(ids) == normalizer.normalize_str(text).encode()
+
+
+def test_a_control_token_with_a_space_is_not_written_by_a_pre_tokenizer():
+  backend = tokenizers.Tokenizer.from_str(SENTENCEPIECE._start.to_str())
+  backend.add_special_tokens(['<end\u2581of>'])
+  tokenizer = from_backend(backend, SENTENCEPIECE.eos_id)
+  ids = tokenizer.encode(b'<end of>')
+  assert backend.token_to_id('<end\u2581of>') not in ids
+  assert tokenizer.decode(ids) == b'<end of>'
+
+
+def test_a_first_token_that_is_not_called_special_is_one_still():
+  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend.add_tokens(['<bos>'])
+  bos_id = backend.token_to_id('<bos>')
+  tokenizer = byte_tokenizer.ByteTokenizer(
+    backend, eos_id=BYTE_LEVEL.eos_id, bos_id=bos_id
+  )
+  assert tokenizer.token_bytes[bos_id] == b''
+  assert bos_id not in tokenizer.encode(b'<bos>')
+  assert tokenizer.encode_prompt('<bos>').tolist().count(bos_id) == 1
+
+
+def test_a_control_token_of_one_character_is_refused():
+  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend.add_special_tokens(['\u00a4'])
+  with pytest.raises(checks.InputError, match='single character'):
+    from_backend(backend, BYTE_LEVEL.eos_id)
+
+
+def test_a_piece_outside_the_byte_alphabet_stands_for_itself():
+  spec = json.loads(BYTE_LEVEL._start.to_str())
+  spec['model']['vocab']['\u65e5'] = len(spec['model']['vocab'])
+  backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  assert tokenizer.token_bytes[-1] == '\u65e5'.encode()
+  assert backend.decode([tokenizer.vocab_size - 1]) == '\u65e5'
+
+
+def test_only_the_first_part_of_a_cut_prompt_gets_the_space_before_text():
+  tokenizer = llama2_like()
+  assert tokenizer.decode(tokenizer.encode_prompt('hi</s>hi')) == b' hi</s>hi'

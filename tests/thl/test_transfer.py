@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +25,7 @@ def test_bytes_and_log_probability_are_conserved(payload, finish):
   if not payload and finish == 'length':
     return
   sent = examples.rollout(payload, finish=finish, encoder=BYTE_LEVEL)
-  before = sent.ids.copy(), sent.policy_logp.copy()
+  before = [x.copy() for x in (sent.ids, sent.byte_lengths, sent.policy_logp)]
   moved, residual = move(sent, SENTENCEPIECE)
   assert SENTENCEPIECE.decode(moved.ids) == payload
   assert (moved.ids[-1] == SENTENCEPIECE.eos_id) == (finish == 'stop')
@@ -32,8 +33,9 @@ def test_bytes_and_log_probability_are_conserved(payload, finish):
     moved.behaviour_logp.sum(), sent.policy_logp.sum(), rtol=1e-6
   )
   assert residual.refused == {}
-  np.testing.assert_array_equal(sent.ids, before[0])
-  np.testing.assert_array_equal(sent.policy_logp, before[1])
+  after = (sent.ids, sent.byte_lengths, sent.policy_logp)
+  for x, y in zip(before, after, strict=True):
+    np.testing.assert_array_equal(x, y)
 
 
 def test_end_of_sequence_is_aligned_with_end_of_sequence():
@@ -66,17 +68,16 @@ def test_equal_tokenizers_keep_ids_that_encoding_would_not_give():
   ids = np.array([BYTE_LEVEL.encode(bytes([b]))[0] for b in b'= 10'], np.int32)
   assert len(ids) > len(BYTE_LEVEL.encode(b'= 10'))
   sent = examples.rollout(b'= 10', finish='length', encoder=BYTE_LEVEL)
-  sent = type(sent)(
-    **{f: getattr(sent, f) for f in sent.__struct_fields__}
-    | {
-      'ids': ids,
-      'byte_lengths': np.ones(4, np.int32),
-      'policy_logp': -np.ones(4, np.float32),
-      'sampling_logp': -np.ones(4, np.float32),
-    }
+  sent = msgspec.structs.replace(
+    sent,
+    ids=ids,
+    byte_lengths=np.ones(4, np.int32),
+    policy_logp=-np.ones(4, np.float32),
+    sampling_logp=-2 * np.ones(4, np.float32),
   )
   moved, _ = move(sent, BYTE_LEVEL)
   np.testing.assert_array_equal(moved.ids, ids)
+  np.testing.assert_array_equal(moved.behaviour_logp, -1)
   np.testing.assert_array_equal(moved.chunk, np.arange(4))
 
 
@@ -94,6 +95,18 @@ def test_every_refusal_has_a_reason(payload, finish, max_tokens, reason):
   assert moved is None
   assert residual.refused == {reason: 1}
   assert residual.rollouts == 1
+  assert (residual.sender_tokens, residual.chunks) == (0, {})
+
+
+@pytest.mark.parametrize(
+  'ids', [[10**6, 1], [5, 1], [0, 0, 0, 0, 0, 0]], ids=['far', 'other', 'none']
+)
+def test_ids_of_an_equal_tokenizer_that_are_not_its_bytes(ids):
+  sent = examples.rollout(b'= 13', encoder=BYTE_LEVEL)
+  lying = msgspec.structs.replace(sent, ids=np.array(ids, np.int32))
+  moved, residual = move(lying, BYTE_LEVEL)
+  assert moved is None
+  assert residual.refused == {'ids': 1}
 
 
 def test_residuals_add_up():
@@ -105,4 +118,6 @@ def test_residuals_add_up():
     total.add(residual)
   assert total.rollouts == 3
   assert total.refused == {'round_trip': 1}
+  # '= 10' is two tokens and four, and so is '= 13'; each has an end.
+  assert (total.sender_tokens, total.receiver_tokens) == (6, 10)
   assert sum(total.chunks.values()) == 6
