@@ -23,6 +23,6 @@ def choose(name: str, table: dict, what: str):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
   known = list(known)
-  near = difflib.get_close_matches(name, known, n=1)
+  near = difflib.get_close_matches(str(name), known, n=1)
   hint = f' Did you mean {near[0]!r}?' if near else ''
   return f'{hint} Known: {", ".join(sorted(known))}.'

@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import math
+import re
 
 import ml_collections
 
@@ -10,6 +12,7 @@ from mrl_jax import checks
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
+_TOKEN_BYTES = 16  # Of a token's id, bytes and two log-probabilities.
 _DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
 PLACES = ('cache_dir',)  # Keys that say where things are, not what is done.
 
@@ -88,13 +91,19 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     InputError: names the key, its value and what it may be.
   """
-  values = flat(config)
-  for name, value in values.items():
-    least = _LEAST.get(name)
-    if least is not None and value < least:
-      raise checks.InputError(f'{name} = {value}; it must be at least {least}')
+  for name, value in flat(config).items():
+    _check_value(name, value)
   require = checks.require
   require(bool(config.policies), 'policies is empty; a run needs at least one')
+  for name, policy in config.policies.items():
+    _check_policy(name, policy, config.warm_start.steps)
+  require(bool(config.data.families), 'data.families is empty')
+  require(bool(config.reward.marker), 'reward.marker is empty')
+  checks.choose(
+    config.sample.long_prompts,
+    dict.fromkeys(('skip', 'error')),
+    'sample.long_prompts',
+  )
   require(
     config.train.prompts % config.train.mini_batches == 0,
     f'train.mini_batches = {config.train.mini_batches} does not divide '
@@ -105,54 +114,114 @@ def check(config: ml_collections.ConfigDict) -> None:
     f'train.row_multiple = {config.train.row_multiple} does not divide '
     f'train.micro_rows = {config.train.micro_rows}',
   )
-  for name in ('sample.temperature', 'method.max_ratio', 'train.micro_rows'):
-    require(values[name] > 0, f'{name} = {values[name]}; it must be above 0')
-  checks.choose(
-    config.sample.long_prompts,
-    dict.fromkeys(('skip', 'error')),
-    'sample.long_prompts',
+  _check_capacity(config)
+
+
+def _check_value(name, value):
+  least, most = _RANGES.get(
+    re.sub(r'^policies\.[^.]+', 'policies.NAME', name), (None, None)
   )
-  round_records = (
-    (len(config.policies) - 1)
-    * config.train.prompts
-    * (config.train.samples + 1)
+  checks.require(
+    not isinstance(value, float) or math.isfinite(value),
+    f'{name} = {value}; it must be a finite number',
   )
-  require(
-    config.see.capacity_records >= round_records,
+  checks.require(
+    least is None or value >= least,
+    f'{name} = {value}; it must be at least {least}',
+  )
+  checks.require(
+    most is None or value <= most,
+    f'{name} = {value}; it must be at most {most}',
+  )
+  checks.require(
+    name not in _POSITIVE or value > 0, f'{name} = {value}; it must be above 0'
+  )
+
+
+def _check_policy(name, policy, warm_start_steps):
+  checks.require(
+    name.isidentifier() and not name.startswith('_'),
+    f'a policy is called {name!r}; folders and flags are named after it, so it '
+    'must be letters, digits and underscores',
+  )
+  checks.require(
+    '{prompt}' in policy.template,
+    f'policies.{name}.template = {policy.template!r} lacks "{{prompt}}"',
+  )
+  checks.require(
+    bool(policy.warm_start_families) or not warm_start_steps,
+    f'policies.{name}.warm_start_families is empty; with '
+    '--config.warm_start.steps=0 there is no warm start',
+  )
+
+
+def _check_capacity(config):
+  """A queue has room for what all peers publish in a round."""
+  peers = len(config.policies) - 1
+  records = peers * config.train.prompts * (config.train.samples + 1)
+  mib = records * _TOKEN_BYTES * config.sample.max_tokens / 2**20
+  checks.require(
+    config.see.capacity_records >= records,
     f'see.capacity_records = {config.see.capacity_records}; a round of the '
-    f'peers may have {round_records} records, and publishers would wait',
+    f'peers may have {records} records, and publishers would wait',
   )
-  for name, policy in config.policies.items():
-    require(
-      '{prompt}' in policy.template,
-      f'policies.{name}.template = {policy.template!r} lacks "{{prompt}}"',
+  checks.require(
+    config.see.capacity_mib >= mib,
+    f'see.capacity_mib = {config.see.capacity_mib}; a round of the peers may '
+    f'have {mib:.0f} MiB, and publishers would wait',
+  )
+
+
+_POSITIVE = ('sample.temperature', 'method.max_ratio', 'train.micro_rows')
+# The least and the most that a value may be; None is no bound.
+_RANGES = {
+  'seed': (0, 2**32 - 1),
+  'method.clip_low': (0, 1),
+  'method.clip_high': (0, None),
+  'method.dual_clip': (0, None),
+  'policies.NAME.model.num_layers': (1, None),
+  'policies.NAME.model.d_model': (1, None),
+  'policies.NAME.model.d_ff': (1, None),
+  'policies.NAME.model.num_heads': (1, None),
+  'policies.NAME.model.num_kv_heads': (1, None),
+  'policies.NAME.model.head_dim': (2, None),
+  'policies.NAME.tokenizer.vocab_size': (1, 2**20),
+  'warm_start.steps': (0, None),
+  'warm_start.batch': (1, None),
+  'warm_start.rejected_share': (0, 1),
+  'sample.max_prompt_tokens': (1, None),
+  'sample.max_tokens': (1, None),
+  'train.rounds': (1, None),
+  'train.prompts': (1, None),
+  'train.samples': (1, None),
+  'train.mini_batches': (1, None),
+  'train.row_multiple': (1, None),
+  'train.logit_chunk': (1, None),
+  'eval.every': (1, None),
+  'eval.prompts': (1, None),
+  'eval.samples': (1, None),
+  'eval.batch': (1, None),
+  'eval.temperature': (0, None),
+  'see.max_staleness': (0, None),
+  'see.capacity_mib': (1, None),
+  'see.block_s': (0, None),
+  'see.wait_s': (0, None),
+  'thl.max_tokens': (1, None),
+  'mwra.emulated_devices': (1, None),
+  'mwra.tensor': (1, None),
+  'checkpoint.every': (1, None),
+  'checkpoint.keep': (1, None),
+  **{
+    f'{phase}.optimizer.{field}': bounds
+    for phase in ('warm_start', 'train')
+    for field, bounds in (
+      ('learning_rate', (0, None)),
+      ('warmup_steps', (0, None)),
+      ('final_fraction', (0, 1)),
+      ('weight_decay', (0, None)),
+      ('b1', (0, 0.999999)),
+      ('b2', (0, 0.999999)),
+      ('clip_norm', (0, None)),
     )
-
-
-_LEAST = {
-  'train.rounds': 1,
-  'train.prompts': 1,
-  'train.samples': 1,
-  'train.mini_batches': 1,
-  'train.row_multiple': 1,
-  'train.logit_chunk': 1,
-  'sample.max_tokens': 1,
-  'sample.max_prompt_tokens': 1,
-  'thl.max_tokens': 1,
-  'eval.every': 1,
-  'eval.prompts': 1,
-  'eval.samples': 1,
-  'eval.batch': 1,
-  'checkpoint.every': 1,
-  'checkpoint.keep': 1,
-  'warm_start.steps': 0,
-  'warm_start.batch': 1,
-  'mwra.emulated_devices': 1,
-  'mwra.tensor': 1,
-  'see.max_staleness': 0,
-  'see.capacity_mib': 1,
-  'eval.temperature': 0,
-  'method.clip_low': 0,
-  'method.clip_high': 0,
-  'method.dual_clip': 0,
+  },
 }

@@ -72,7 +72,10 @@ def rollout(
   logp: np.ndarray | None = None,
   **header_fields,
 ) -> records.Rollout:
-  """A sound rollout; without an encoder every byte is a token."""
+  """A sound rollout; without an encoder every byte is a token.
+
+  `logp` is the policy's own, at temperature 1.
+  """
   if encoder is None:
     ids = np.frombuffer(payload, np.uint8).astype(np.int32)
     lengths = np.ones(len(ids), np.int32)
@@ -94,9 +97,9 @@ def rollout(
     finish=finish,
     ids=ids,
     byte_lengths=lengths,
-    sampling_logp=logp,
+    sampling_logp=2 * logp,
     policy_logp=logp,
-    temperature=1.0,
+    temperature=0.5,
     reward=reward,
     verdict='correct' if reward else 'wrong',
   )

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from mrl_jax import checks
@@ -22,6 +24,11 @@ def test_what_a_run_does_tells_configs_apart():
 
 def test_the_default_is_sound():
   config.check(examples.run_config())
+  config.check(examples.run_config(**{'see.capacity_records': 40}))
+
+
+def test_digests_do_not_depend_on_the_order_of_keys():
+  assert config.digest({'a': 1, 'b': 2}) == config.digest({'b': 2, 'a': 1})
 
 
 @pytest.mark.parametrize(
@@ -31,12 +38,34 @@ def test_the_default_is_sound():
     ({'train.prompts': 9}, 'train.mini_batches = 2 does not divide'),
     ({'train.micro_rows': 40}, 'train.row_multiple = 16 does not divide'),
     ({'sample.temperature': 0.0}, 'must be above 0'),
+    ({'sample.temperature': math.inf}, 'must be a finite number'),
+    ({'reward.weights.exact': math.nan}, 'must be a finite number'),
+    ({'seed': -1}, 'seed = -1; it must be at least 0'),
+    ({'seed': 2**40}, 'it must be at most 4294967295'),
+    ({'policies.gemma.model.num_layers': 0}, 'num_layers = 0'),
+    ({'policies.gemma.tokenizer.vocab_size': -1}, 'vocab_size = -1'),
+    ({'train.optimizer.b1': 1.0}, r'train\.optimizer\.b1 = 1.0'),
+    ({'data.families': ()}, r'data\.families is empty'),
+    ({'reward.marker': ''}, r'reward\.marker is empty'),
+    ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
+    # 40 records of 12 tokens of 16 bytes are 7,680 bytes.
+    ({'sample.max_tokens': 2000}, 'a round of the peers may have 1 MiB'),
     ({'method.max_ratio': 0.0}, 'method.max_ratio = 0.0'),
     ({'sample.long_prompts': 'skpi'}, "Did you mean 'skip'"),
     ({'policies.llama.template': 'x'}, "policies.llama.template = 'x' lacks"),
-    ({'see.capacity_records': 10}, 'see.capacity_records = 10'),
+    ({'train.micro_rows': 0}, 'train.micro_rows = 0; it must be above 0'),
+    # One peer, 8 prompts, 4 samples and the statistics of each group.
+    ({'see.capacity_records': 39}, 'see.capacity_records = 39'),
   ],
 )
 def test_what_cannot_be_is_told_with_its_key(changes, message):
   with pytest.raises(checks.InputError, match=message):
-    config.check(examples.run_config(**changes))
+    config.check(examples.run_config(**{'see.capacity_mib': 1, **changes}))
+
+
+def test_a_policy_has_a_name_that_a_folder_can_have():
+  some = examples.run_config()
+  with some.unlocked():
+    some.policies['a/b'] = some.policies.llama
+  with pytest.raises(checks.InputError, match="called 'a/b'"):
+    config.check(some)

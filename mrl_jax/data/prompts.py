@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 import itertools
 import json
+import math
 import os
 import random
+import re
 
 from mrl_jax import checks
 from mrl_jax import records
 from mrl_jax.data import arithmetic
 
 SPLITS = ('train', 'heldout')
+
+_LONE_SURROGATE = re.compile('[\ud800-\udfff]')
 
 
 def load(config, split: str, cache_dir: str) -> list[records.Prompt]:
@@ -67,7 +71,7 @@ def _jsonl(config, split, cache_dir):
     bool(path) and os.path.isfile(path),
     f'data.jsonl.{split}={path!r} is not a file',
   )
-  with open(path, encoding='utf-8') as lines:
+  with open(path, 'rb') as lines:
     return [
       _parse(line, f'{path}:{i}', config.jsonl)
       for i, line in enumerate(lines, start=1)
@@ -75,21 +79,35 @@ def _jsonl(config, split, cache_dir):
     ]
 
 
-def _parse(line, where, fields):
+def _parse(line: bytes, where, fields):
   try:
-    row = json.loads(line)
-  except json.JSONDecodeError as error:
-    raise checks.InputError(f'{where}: not JSON: {error}') from error
+    row = json.loads(line.decode())
+  except (ValueError, RecursionError) as error:
+    raise checks.InputError(f'{where}: not JSON in UTF-8: {error}') from error
   checks.require(isinstance(row, dict), f'{where}: not a JSON object')
-  for field in (fields.prompt, fields.answer):
-    checks.require(
-      isinstance(row.get(field), str | int | float),
-      f'{where}: no text or number in {field!r}; it has {sorted(row)} '
-      '(data.jsonl.prompt and data.jsonl.answer name the fields)',
-    )
   return records.Prompt(
-    id=where, text=str(row[fields.prompt]), answer=str(row[fields.answer])
+    id=where,
+    text=_text(row, fields.prompt, where),
+    answer=_text(row, fields.answer, where),
   )
+
+
+def _text(row, field, where) -> str:
+  value = row.get(field)
+  if isinstance(value, float) and not math.isfinite(value):
+    value = None
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  text = str(value) if number else value
+  checks.require(
+    isinstance(text, str) and bool(text.strip()),
+    f'{where}: no text or number in {field!r}; it has {sorted(row)} '
+    '(data.jsonl.prompt and data.jsonl.answer name the fields)',
+  )
+  checks.require(
+    _LONE_SURROGATE.search(text) is None,
+    f'{where}: {field!r} has half a character, a surrogate such as \\ud800',
+  )
+  return text
 
 
 SOURCES = {'arithmetic': _arithmetic, 'jsonl': _jsonl}

@@ -22,9 +22,13 @@ def decode(data: bytes) -> list[records.Record]:
 
 
 def _from_array(value):
-  if isinstance(value, np.ndarray) and value.dtype.str in _DTYPES:
-    return [value.dtype.str, value.tobytes()]
-  raise NotImplementedError(f'records do not hold {type(value)}')
+  if not isinstance(value, np.ndarray):
+    raise NotImplementedError(f'records do not hold {type(value)}')
+  if value.dtype.str not in _DTYPES:
+    raise ValueError(
+      f'an array of {value.dtype} where one of {_DTYPES} belongs'
+    )
+  return [value.dtype.str, value.tobytes()]
 
 
 def _to_array(kind, value):

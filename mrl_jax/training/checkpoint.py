@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 from mrl_jax import files
 from mrl_jax.training import state as state_lib
 
-_HOST = 'host'
+_HOST = '_host'  # No policy is called this.
 
 
 class Checkpoints:

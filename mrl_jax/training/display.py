@@ -22,7 +22,7 @@ def show_start(
   skipped: int,
 ) -> None:
   """Where the run writes, and which policy runs where."""
-  console.print(f'Writing to {workdir}', highlight=False)
+  console.print(f'Writing to {workdir}', highlight=False, markup=False)
   table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
   for column in ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
                  'memory each', 'load'):  # fmt: skip
@@ -62,6 +62,7 @@ def show_end(
     '  summary.json, metrics.jsonl, config.json\n'
     '  checkpoints/, tensorboard/',
     highlight=False,
+    markup=False,
   )
 
 

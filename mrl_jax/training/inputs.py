@@ -7,6 +7,7 @@ import math
 import os
 
 import ml_collections
+import msgspec
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
@@ -17,6 +18,8 @@ from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import worker as worker_lib
 
 _MULTIPLE = 8  # Prompt positions are rounded up to it.
+# Of a text that a tokenizer learns from; the time grows with its square.
+_MAX_CHARACTERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,7 @@ class Inputs:
     skipped: how many prompts were left out as too long.
     tokenizers: of each policy.
     context: C of each policy.
+    digest: of the prompts and tokenizers, to know when they change.
   """
 
   train: Sequence[records.Prompt]
@@ -38,6 +42,7 @@ class Inputs:
   skipped: int
   tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer]
   context: Mapping[str, int]
+  digest: str
 
 
 def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
@@ -72,16 +77,25 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   }
   long = _too_long(lengths, config.sample)
 
-  def short(prompts):
-    return [prompt for prompt in prompts if prompt.id not in long]
+  def short(prompts, where):
+    kept = [prompt for prompt in prompts if prompt.id not in long]
+    gone = {p.family for p in prompts} - {p.family for p in kept}
+    checks.require(
+      not gone,
+      f'every prompt {where} {" and ".join(sorted(gone))} has more than '
+      f'sample.max_prompt_tokens = {config.sample.max_prompt_tokens} tokens',
+    )
+    return kept
 
-  examples = {name: short(prompts) for name, prompts in examples.items()}
   for name, prompts in examples.items():
-    _check_solutions(name, tokenizers[name], prompts, config.sample)
+    _check_solutions(name, tokenizers[name], prompts, config)
   return Inputs(
-    train=short(train),
-    heldout=short(heldout),
-    examples=examples,
+    train=short(train, 'to train on,'),
+    heldout=short(heldout, 'held out,'),
+    examples={
+      name: short(prompts, f'of the warm start of {name},')
+      for name, prompts in examples.items()
+    },
     skipped=len(long),
     tokenizers=tokenizers,
     context={
@@ -91,6 +105,12 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
       )
       for name, by_id in lengths.items()
     },
+    digest=config_lib.digest(
+      [
+        msgspec.to_builtins((train, heldout, examples)),
+        {name: t.fingerprint for name, t in tokenizers.items()},
+      ]
+    ),
   )
 
 
@@ -99,6 +119,7 @@ def _too_long(lengths, config) -> set[str]:
   long = set()
   for name, by_id in lengths.items():
     for id, n in by_id.items():
+      checks.require(n > 0, f'prompt {id} has no token for policy {name}')
       if n <= config.max_prompt_tokens:
         continue
       long.add(id)
@@ -108,11 +129,6 @@ def _too_long(lengths, config) -> set[str]:
         f'sample.max_prompt_tokens = {config.max_prompt_tokens}; raise it, or '
         'leave such prompts out with --config.sample.long_prompts=skip',
       )
-    checks.require(
-      len(long) < len(by_id),
-      f'every prompt has more than sample.max_prompt_tokens = '
-      f'{config.max_prompt_tokens} tokens for policy {name}',
-    )
   return long
 
 
@@ -130,13 +146,18 @@ def _examples(every, policy, config) -> list[records.Prompt]:
 
 def _check_solutions(name, tokenizer, examples, config) -> None:
   """Refuses worked solutions that are longer than a completion may be."""
+  most = config.sample.max_tokens
   for prompt in examples:
-    n = len(tokenizer.encode(prompt.solution.encode())) + 1
-    checks.require(
-      n <= config.max_tokens,
-      f'the solution of {prompt.id}, with its end, has {n} tokens for policy '
-      f'{name}; raise sample.max_tokens = {config.max_tokens}',
+    rejected = prompt.solution.replace(
+      config.reward.marker, config.warm_start.rejected_marker
     )
+    for solution in (prompt.solution, rejected):
+      n = len(tokenizer.encode(solution.encode())) + 1
+      checks.require(
+        n <= most,
+        f'the solution {solution!r} of {prompt.id}, with its end, has {n} '
+        f'tokens for policy {name}; raise sample.max_tokens = {most}',
+      )
 
 
 def _tokenizer_folder(config, prompts, cache) -> str:
@@ -144,6 +165,7 @@ def _tokenizer_folder(config, prompts, cache) -> str:
   if config.path:
     return config.path
   texts = [f'{prompt.text}\n{prompt.solution}' for prompt in prompts]
+  texts = [text[:_MAX_CHARACTERS] for text in texts]
   name = f'{config.kind}-{config.vocab_size}-{config_lib.digest(texts)}'
   folder = os.path.join(cache, 'tokenizers', name)
   vocabulary.train(config.kind, texts, config.vocab_size, folder)

@@ -32,6 +32,7 @@ from mrl_jax.training import optimizer
 from mrl_jax.training import worker as worker_lib
 
 _CONFIG, _CACHE = 'config.json', 'cache'
+_INPUTS = 'inputs'  # The key of their digest, beside those of the config.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,16 +77,18 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     config.train.aggregation, batch.AGGREGATIONS, 'train.aggregation'
   )
   method = algorithms.build(config.method)
+  checks.require(
+    config.train.samples > 1 or method.kinds,
+    'train.samples = 1 gives no advantage: a sample is compared with others of '
+    'its prompt, and with this method no peer has any to give',
+  )
   judge = functions.build(config.reward)
   check_workdir(workdir, config)
   cache = cache_dir(config, workdir)
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   plan = _plan(config, loaded)
-  files.write(
-    os.path.join(workdir, _CONFIG),
-    json.dumps(config_lib.flat(config), indent=1),
-  )
+  _claim(workdir, config, loaded)
   return Job(
     config=config,
     workdir=workdir,
@@ -112,14 +115,12 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
   Raises:
     InputError: it belongs to another config, or is not a work dir at all.
   """
-  path = os.path.join(workdir, _CONFIG)
-  if os.path.exists(path):
+  theirs = _claimed(workdir)
+  if theirs is not None:
     mine = config_lib.what(config)
-    with open(path, encoding='utf-8') as f:
-      theirs = json.load(f)
     differ = [
       f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
-      for key in sorted({*theirs, *mine} - {*config_lib.PLACES})
+      for key in sorted({*theirs, *mine} - {*config_lib.PLACES, _INPUTS})
       if theirs.get(key) != mine.get(key)
     ]
     checks.require(
@@ -128,12 +129,41 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
       'the same flags to resume. They differ in\n  ' + '\n  '.join(differ),
     )
     return
+  checks.require(
+    not os.path.isfile(workdir), f'--workdir={workdir} is a file, not a folder'
+  )
   os.makedirs(workdir, exist_ok=True)
   others = sorted({*os.listdir(workdir)} - {_CACHE, _CONFIG + '.new'})
   checks.require(
     not others,
     f'{workdir} is not a work dir: it has no {_CONFIG}, and holds '
     f'{", ".join(others[:3])}. Give a fresh --workdir',
+  )
+
+
+def _claimed(workdir) -> dict | None:
+  """What `_claim` wrote."""
+  path = os.path.join(workdir, _CONFIG)
+  if not os.path.exists(path):
+    return None
+  with open(path, encoding='utf-8') as f:
+    try:
+      return json.load(f)
+    except ValueError as error:
+      raise checks.InputError(f'{path} is not JSON: {error}') from error
+
+
+def _claim(workdir, config, loaded) -> None:
+  """Writes down config and inputs, unless they are there and the same."""
+  theirs = _claimed(workdir)
+  if theirs is None:
+    values = {**config_lib.flat(config), _INPUTS: loaded.digest}
+    files.write(os.path.join(workdir, _CONFIG), json.dumps(values, indent=1))
+    return
+  checks.require(
+    theirs.get(_INPUTS) == loaded.digest,
+    f'{workdir} began with other prompts or tokenizers than its config leads to '
+    'now; put the files back to resume, or give a fresh --workdir',
   )
 
 

@@ -5,6 +5,7 @@ import os
 import random
 
 from flax import nnx
+import jax
 import ml_collections
 import numpy as np
 from rich import console as console_lib
@@ -33,12 +34,12 @@ def run(
     return
   students = {}
   for name, worker in workers.items():
-    path = os.path.join(cache, 'warm_start', _folder(worker, config))
+    path = os.path.join(cache, 'warm_start', cache_name(worker, config))
     params = checkpoint.restore_params(path, worker.state.params)
     if params is None:
       students[name] = Student(worker, examples[name], config), path
     else:
-      console.print(f'warm start of {name}: taken from {path}')
+      console.print(f'warm start of {name}: taken from {path}', markup=False)
       worker.start_from(params)
   steps = config.warm_start.steps
   with display.Live(
@@ -145,8 +146,10 @@ def demonstrations(
     yield prompt, solution
 
 
-def _folder(worker, config) -> str:
-  """The folder's name, of all that the warm start of a policy depends on."""
+def cache_name(
+  worker: worker_lib.Worker, config: ml_collections.ConfigDict
+) -> str:
+  """Names all that the warm start of a policy depends on."""
   parts = {
     'policy': config_lib.flat(config.policies[worker.name]),
     'warm_start': config_lib.flat(config.warm_start),
@@ -154,7 +157,16 @@ def _folder(worker, config) -> str:
     'marker': config.reward.marker,
     'seed': config.seed,
     'tokenizer': worker.tokenizer.fingerprint,
-    'shapes': [worker.packer.context, worker.packer.lengths['own']],
+    # What the order of sums depends on, and with it their rounding.
+    'shapes': [
+      worker.packer.context,
+      worker.packer.lengths['own'],
+      worker.packer.multiple,
+      worker.packer.micro_rows,
+      config.train.logit_chunk,
+    ],
     'mesh': dict(worker.mesh.shape),
+    'device': worker.mesh.devices.flat[0].device_kind,
+    'jax': jax.__version__,
   }
   return f'{worker.name}-{config_lib.digest(parts)}'

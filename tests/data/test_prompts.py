@@ -46,12 +46,36 @@ def test_jsonl_is_read_with_its_place_as_id(tmp_path):
     ('[1]', 'not a JSON object'),
     ('{"question": "What?"}', "no text or number in 'answer'"),
     ('{"question": ["What?"], "answer": 1}', "no text or number in 'question'"),
+    ('{"question": "", "answer": 1}', "no text or number in 'question'"),
+    ('{"question": "a", "answer": " "}', "no text or number in 'answer'"),
+    ('{"question": "a", "answer": true}', "no text or number in 'answer'"),
+    ('{"question": "a", "answer": NaN}', "no text or number in 'answer'"),
+    ('{"question": "a", "answer": 1e999}', "no text or number in 'answer'"),
+    ('{"question": "\\ud800", "answer": 1}', "'question' has half a char"),
+    ('{"question": "a", "answer": %s}' % ('9' * 5000), 'not JSON in UTF-8'),
+    ('[' * 10**5, 'not JSON in UTF-8'),
   ],
+  ids=range(12),
 )
 def test_a_malformed_line_is_named_with_its_file(tmp_path, line, message):
   path = write(tmp_path / 'a.jsonl', '{"question": "a", "answer": 1}', line)
   with pytest.raises(checks.InputError, match=rf'a\.jsonl:2: {message}'):
     prompts.load(jsonl_config(path), 'train', '')
+
+
+def test_bytes_that_are_not_text_are_named_with_their_line(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(b'{"question": "a", "answer": 1}\n{"question": "\xff"}\n')
+  with pytest.raises(checks.InputError, match=r'a\.jsonl:2: not JSON in UTF-8'):
+    prompts.load(jsonl_config(path), 'train', '')
+
+
+def test_large_numbers_are_kept(tmp_path):
+  line = json.dumps({'question': 1.5, 'answer': 10**400})
+  (prompt,) = prompts.load(
+    jsonl_config(write(tmp_path / 'a.jsonl', line)), 'train', ''
+  )
+  assert (prompt.text, prompt.answer) == ('1.5', f'1{"0" * 400}')
 
 
 def test_a_missing_file_and_an_empty_one_are_told(tmp_path):

@@ -20,6 +20,12 @@ def test_records_come_back_as_they_were():
         assert getattr(after, name).dtype == getattr(before, name).dtype
 
 
+def test_a_sender_is_told_of_arrays_of_another_type():
+  wrong = msgspec.structs.replace(examples.rollout(), ids=np.zeros(4, np.int64))
+  with pytest.raises(ValueError, match='an array of int64'):
+    wire.encode([wrong])
+
+
 @pytest.mark.parametrize(
   'data',
   [

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from mrl_jax import checks
 from mrl_jax.training import inputs
 from tests import examples
 
@@ -12,16 +13,20 @@ def cache(tmp_path_factory):
   return os.fspath(tmp_path_factory.mktemp('cache'))
 
 
-def test_long_prompts_are_left_out_for_everyone_and_counted(tmp_path):
-  path = tmp_path / 'a.jsonl'
-  texts = ['short', 'ééééééééé', examples.noise(500)]
+def jsonl(path, *texts):
   rows = [{'question': text, 'answer': 1} for text in texts]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return os.fspath(path)
+
+
+def test_long_prompts_are_left_out_for_everyone_and_counted(tmp_path):
+  texts = ['short', 'ééééééééé', examples.noise(500)]
+  path = jsonl(tmp_path / 'a.jsonl', *texts)
   config = examples.run_config(
     **{
       'data.source': 'jsonl',
-      'data.jsonl.train': os.fspath(path),
-      'data.jsonl.heldout': os.fspath(path),
+      'data.jsonl.train': path,
+      'data.jsonl.heldout': path,
       'warm_start.steps': 0,
     }
   )
@@ -32,6 +37,69 @@ def test_long_prompts_are_left_out_for_everyone_and_counted(tmp_path):
   for context in loaded.context.values():
     assert context % 8 == 0
     assert 8 <= context <= 64
+
+
+def test_a_long_prompt_that_is_held_out_is_left_out_too(tmp_path):
+  config = examples.run_config(
+    **{
+      'data.source': 'jsonl',
+      'data.jsonl.train': jsonl(tmp_path / 'train.jsonl', 'short'),
+      'data.jsonl.heldout': jsonl(
+        tmp_path / 'heldout.jsonl', 'short', examples.noise(500)
+      ),
+      'warm_start.steps': 0,
+    }
+  )
+  loaded = inputs.load(config, os.fspath(tmp_path))
+  assert [prompt.text for prompt in loaded.heldout] == ['short']
+  assert loaded.skipped == 1
+  jsonl(tmp_path / 'heldout.jsonl', examples.noise(500))
+  with pytest.raises(checks.InputError, match='every prompt held out'):
+    inputs.load(config, os.fspath(tmp_path))
+
+
+def test_a_prompt_without_tokens_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(inputs.worker_lib, 'prompt_ids', lambda *args: [])
+  with pytest.raises(checks.InputError, match='has no token for policy gemma'):
+    inputs.load(examples.run_config(), os.fspath(tmp_path))
+
+
+def test_other_prompts_are_other_inputs(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  config = examples.run_config(
+    **{
+      'data.source': 'jsonl',
+      'data.jsonl.train': jsonl(path, 'one'),
+      'data.jsonl.heldout': os.fspath(path),
+      'warm_start.steps': 0,
+    }
+  )
+  digests = []
+  for text in ('one', 'one', 'two'):
+    jsonl(path, text)
+    digests.append(inputs.load(config, os.fspath(tmp_path)).digest)
+  assert digests[0] == digests[1] != digests[2]
+
+
+def test_limits_are_what_is_allowed(cache):
+  loaded = inputs.load(examples.run_config(), cache)
+  prompts, solutions = 0, 0
+  for name, tokenizer in loaded.tokenizers.items():
+    for prompt in (*loaded.train, *loaded.heldout, *loaded.examples[name]):
+      prompts = max(prompts, len(tokenizer.encode_prompt(f'{prompt.text}\n')))
+    for prompt in loaded.examples[name]:
+      for solution in (prompt.solution, prompt.solution.replace('=', ':')):
+        ids = tokenizer.encode(solution.encode())
+        solutions = max(solutions, len(ids) + 1)  # And the end.
+  exact = {
+    'sample.long_prompts': 'error',
+    'sample.max_prompt_tokens': prompts,
+    'sample.max_tokens': solutions,
+  }
+  inputs.load(examples.run_config(**exact), cache)
+  for key in ('sample.max_prompt_tokens', 'sample.max_tokens'):
+    with pytest.raises(checks.InputError, match=key):
+      inputs.load(examples.run_config(**{**exact, key: exact[key] - 1}), cache)
 
 
 def test_the_default_data_fits_and_every_policy_has_its_own_examples(cache):

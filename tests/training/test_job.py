@@ -61,10 +61,12 @@ QUESTIONS = [{'question': f'What is {i}?', 'answer': i} for i in range(12)]
     ({'policies.llama.tokenizer.kind': 'bite'}, 'unknown tokenizer'),
     ({'policies.llama.tokenizer.path': '/nowhere'}, 'no tokenizer could be'),
     ({'sample.max_tokens': 4}, 'raise sample.max_tokens = 4'),
+    ({'data.families': (0,)}, 'unknown family 0'),
+    ({'train.samples': 1}, 'train.samples = 1 gives no advantage'),
     ({'mwra.tensor': 2}, 'policy gemma: mwra.tensor = 2 does not'),
     (
       {'reward.weights.exact': 1.0, 'sample.max_prompt_tokens': 2},
-      'every prompt',
+      'every prompt to train on, formula/add and formula/sort',
     ),
   ],
 )
@@ -119,6 +121,31 @@ def test_a_work_dir_of_another_config_is_left_alone(tmp_path):
     job.check_workdir(folder, examples.run_config(**{'train.rounds': 9}))
   assert 'train.rounds: 3 there, 9 now' in str(error.value)
   assert (tmp_path / 'run' / 'config.json').read_text() == before
+
+
+def test_a_policy_fewer_is_another_config(tmp_path):
+  folder = claimed(tmp_path / 'run')
+  fewer = examples.run_config()
+  with fewer.unlocked():
+    del fewer.policies['gemma']
+  with pytest.raises(checks.InputError, match=r'policies\.gemma\.template'):
+    job.check_workdir(folder, fewer)
+
+
+def test_a_kill_before_the_config_was_written_leaves_a_work_dir(tmp_path):
+  (tmp_path / 'cache').mkdir()
+  (tmp_path / 'config.json.new').write_text('{"half')
+  job.check_workdir(os.fspath(tmp_path), examples.run_config())
+
+
+def test_a_work_dir_that_is_no_folder_or_has_no_config(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(checks.InputError, match='file is a file, not a folder'):
+    job.check_workdir(os.fspath(tmp_path / 'file'), examples.run_config())
+  folder = claimed(tmp_path / 'run')
+  (tmp_path / 'run' / 'config.json').write_text('{"half')
+  with pytest.raises(checks.InputError, match=r'config\.json is not JSON'):
+    job.check_workdir(folder, examples.run_config())
 
 
 def test_a_cache_may_move(tmp_path):

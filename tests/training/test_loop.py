@@ -1,5 +1,6 @@
 """Whole runs, small: what they write, and that they can be repeated."""
 
+import dataclasses
 import io
 import json
 import os
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 from rich import console as console_lib
 
+from mrl_jax import checks
 from mrl_jax.training import checkpoint
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
+from mrl_jax.training import optimizer
+from mrl_jax.training import progress
+from mrl_jax.training import worker as worker_lib
 from tests import examples
 
 
@@ -150,11 +155,36 @@ def test_the_same_command_gives_the_same_metrics(folder, finished):
 
 
 def test_another_seed_gives_others(folder, finished):
-  _, workdir, _ = run(folder, 'seed', seed=1, **{'train.rounds': 1})
+  _, workdir, shown = run(folder, 'seed', seed=1, **{'train.rounds': 1})
+  assert 'warm start llama 20/20' in shown
   assert (
     metrics(workdir)[0]['response_length']
     != (metrics(finished[1])[0]['response_length'])
   )
+
+
+def test_no_random_key_is_used_twice(folder, monkeypatch):
+  keys = []
+  start_sampling = worker_lib.Worker.start_sampling
+
+  def spy(worker, prompts, per_prompt, key, temperature):
+    keys.append(tuple(jax.random.key_data(key).tolist()))
+    return start_sampling(worker, prompts, per_prompt, key, temperature)
+
+  monkeypatch.setattr(worker_lib.Worker, 'start_sampling', spy)
+  run(folder, 'keys', **{'train.rounds': 2, 'eval.batch': 8})
+  # Two policies; two rounds; two evaluations of two batches.
+  assert len(keys) == len(set(keys)) == 2 * (2 + 2 * 2)
+
+
+def test_the_learning_rate_decays_over_all_updates(folder, monkeypatch):
+  steps = []
+  build = optimizer.build
+  monkeypatch.setattr(
+    optimizer, 'build', lambda c, n: steps.append(n) or build(c, n)
+  )
+  job_lib.build(config(folder), os.fspath(folder / 'rate'))
+  assert steps == [4 * 2] * 2  # Rounds and mini-batches, of two policies.
 
 
 @pytest.mark.parametrize('rounds', [1, 3])
@@ -176,7 +206,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
   workdir = os.fspath(folder / name)
   with open(os.path.join(workdir, 'metrics.jsonl'), 'a') as f:
     f.write('{"round": 99, "pol')  # As a kill may leave it.
+  resume = progress.resume
+  monkeypatch.setattr(
+    progress,
+    'resume',
+    lambda *args: dataclasses.replace(resume(*args), seconds=1000.0),
+  )
   summary, _, _ = run(folder, name)
+  assert summary['seconds'] > 1000  # What it took before is not forgotten.
   assert metrics(workdir) == metrics(finished[1])
   assert_same(restored(folder, workdir)[0], restored(folder, finished[1])[0])
   assert restored(folder, workdir)[1] == restored(folder, finished[1])[1]
@@ -207,6 +244,24 @@ def test_a_finished_run_says_so_again(folder, finished):
   assert summary == finished[0]
   assert 'round gemma' not in shown
   assert len(metrics(workdir)) == 8
+
+
+def test_other_prompts_than_it_began_with_do_not_resume(folder, finished):
+  workdir = os.fspath(folder / 'changed')
+  shutil.copytree(finished[1], workdir)
+  path = os.path.join(workdir, 'config.json')
+  with open(path, encoding='utf-8') as f:
+    began = json.load(f)
+  with open(path, 'w', encoding='utf-8') as f:
+    json.dump({**began, 'inputs': 'of another file'}, f)
+  with pytest.raises(checks.InputError, match='other prompts or tokenizers'):
+    run(folder, 'changed')
+
+
+def test_a_folder_may_have_any_name(folder):
+  name = 'a[/b]'
+  _, workdir, shown = run(folder, name, method='grpo', **{'train.rounds': 1})
+  assert f'Writing to {workdir}' in shown
 
 
 def test_a_half_written_checkpoint_is_never_read(folder, finished):

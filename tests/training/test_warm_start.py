@@ -1,9 +1,14 @@
 import collections
 import itertools
+import types
+
+import numpy as np
+import pytest
 
 from mrl_jax import records
 from mrl_jax.training import warm_start
 from tests import examples
+from tests import workers
 
 PROMPTS = [
   records.Prompt(
@@ -48,3 +53,59 @@ def test_the_seed_sets_what_is_shown():
   assert (
     shown(families, 50) == shown(families, 50) != shown(families, 50, seed=1)
   )
+
+
+def test_a_step_shows_prompts_with_their_own_solutions_and_an_end(monkeypatch):
+  worker, shown = workers.worker(), []
+
+  def build(*args):
+    del args
+    return lambda state, parts: (state, {'own/loss': shown.append(parts)})
+
+  monkeypatch.setattr(warm_start.update, 'build', build)
+  prompts = [
+    records.Prompt(
+      id=f'p{i}', text=f'max {i}', answer='', family='max', solution=f'= {i}'
+    )
+    for i in range(3)
+  ]
+  config = examples.run_config(
+    **{'warm_start.batch': 8, 'warm_start.rejected_share': 0.0}
+  )
+  with config.unlocked():
+    config.policies.a = {'warm_start_families': ('max',)}
+  warm_start.Student(worker, prompts, config).step()
+  rows = shown[0]['own']
+  assert rows.tokens_BS.shape[:2] == (1, 8)
+  texts = set()
+  for ids_S, valid_S in zip(rows.tokens_BS[0], rows.valid_BS[0], strict=True):
+    ids = ids_S[valid_S]
+    assert ids[-1] == worker.tokenizer.eos_id
+    texts.add(worker.tokenizer.decode(ids))
+  assert texts == {f'max {i}\n= {i}'.encode() for i in range(3)}
+  np.testing.assert_allclose(rows.weight_BT.sum(), 1.0, rtol=1e-6)
+  np.testing.assert_array_equal(rows.advantage_B1, 1.0)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'seed': 1},
+    {'reward.marker': '#'},
+    {'data.seed': 1},
+    {'warm_start.steps': 21},
+    {'policies.llama.template': '{prompt} '},
+  ],
+)
+def test_a_cached_warm_start_is_of_the_same_config(changes):
+  worker = types.SimpleNamespace(
+    name='llama',
+    tokenizer=workers.worker().tokenizer,
+    packer=workers.worker().packer,
+    mesh=workers.worker().mesh,
+  )
+  same, other = (
+    warm_start.cache_name(worker, examples.run_config(**c))
+    for c in ({}, changes)
+  )
+  assert same == warm_start.cache_name(worker, examples.run_config()) != other

@@ -1,46 +1,15 @@
-import functools
-
 import jax
-from jax.sharding import Mesh
 import numpy as np
-import optax
 
 from mrl_jax import algorithms
-from mrl_jax import config
 from mrl_jax import records
-from mrl_jax.training import batch
-from mrl_jax.training import worker as worker_lib
 from tests import examples
+from tests import workers
 
 PROMPTS = [
   records.Prompt(id=f'p{i}', text='sort 7 0 2'[: 4 + i], answer='0')
   for i in range(5)
 ]
-
-
-@functools.cache
-def worker():
-  tokenizer = examples.tokenizer('byte_level')
-  devices = np.array(jax.devices()[:4]).reshape(1, 4, 1)
-  return worker_lib.Worker(
-    'a',
-    model=examples.model(vocab_size=tokenizer.vocab_size),
-    tokenizer=tokenizer,
-    template='{prompt}\n',
-    mesh=Mesh(devices, config.MESH_AXES),
-    optimizer=optax.adam(1e-3),
-    objectives=algorithms.build(examples.run_config().method).objectives,
-    packer=batch.Packer(
-      context=8,
-      lengths={'own': 6, 'peer': 6},
-      multiple=4,
-      micro_rows=8,
-      mini_batches=1,
-      aggregation='token_mean',
-    ),
-    logit_chunk=64,
-    key=jax.random.key(0),
-  )
 
 
 def judge(payload, finish, gold):
@@ -49,8 +18,10 @@ def judge(payload, finish, gold):
 
 
 def sample(prompts=PROMPTS, key=0):
-  sampling = worker().start_sampling(prompts, 3, jax.random.key(key), 1.0)
-  return worker().finish_sampling(sampling, judge, run='run', round=7)
+  sampling = workers.worker().start_sampling(
+    prompts, 3, jax.random.key(key), 1.0
+  )
+  return workers.worker().finish_sampling(sampling, judge, run='run', round=7)
 
 
 def test_rollouts_are_sound_and_say_where_they_come_from():
@@ -62,10 +33,10 @@ def test_rollouts_are_sound_and_say_where_they_come_from():
       assert records.fault(rollout) is None
       assert (header.prompt, header.sample, header.round) == (prompt.id, g, 7)
       assert (header.policy, header.run) == ('a', 'run')
-      assert header.tokenizer == worker().tokenizer.fingerprint
-      assert worker().tokenizer.decode(rollout.ids) == rollout.payload
+      assert header.tokenizer == workers.worker().tokenizer.fingerprint
+      assert workers.worker().tokenizer.decode(rollout.ids) == rollout.payload
       assert rollout.reward == len(rollout.payload) % 2
-      stopped = rollout.ids[-1] == worker().tokenizer.eos_id
+      stopped = rollout.ids[-1] == workers.worker().tokenizer.eos_id
       assert (rollout.finish == 'stop') == stopped
 
 
@@ -78,17 +49,17 @@ def test_a_number_of_prompts_that_the_mesh_does_not_divide_is_filled_up():
 def test_learning_changes_the_policy_and_its_version():
   groups = sample()
   method = algorithms.build(examples.run_config().method)
-  lesson = method.lesson(groups, [], worker().tokenizer, 6)
+  lesson = method.lesson(groups, [], workers.worker().tokenizer, 6)
   version = groups[0][0].header.version
-  before = jax.device_get(worker().state.params)
-  (statistics,) = worker().update(PROMPTS, lesson)
+  before = jax.device_get(workers.worker().state.params)
+  (statistics,) = workers.worker().update(PROMPTS, lesson)
   assert np.isfinite(statistics['own/loss'])
   assert sample()[0][0].header.version == version + 1
   moved = [
     np.abs(x - y).max()
     for x, y in zip(
       jax.tree.leaves(before),
-      jax.tree.leaves(jax.device_get(worker().state.params)),
+      jax.tree.leaves(jax.device_get(workers.worker().state.params)),
       strict=True,
     )
   ]
@@ -96,12 +67,14 @@ def test_learning_changes_the_policy_and_its_version():
 
 
 def test_an_empty_completion_is_a_legal_rollout():
-  eos = worker().tokenizer.eos_id
-  sampling = worker().start_sampling(PROMPTS[:1], 3, jax.random.key(0), 1.0)
+  eos = workers.worker().tokenizer.eos_id
+  sampling = workers.worker().start_sampling(
+    PROMPTS[:1], 3, jax.random.key(0), 1.0
+  )
   empty = jax.tree.map(np.array, jax.device_get(sampling.samples))
   empty.tokens_BT[0], empty.length_B[0], empty.stopped_B[0] = 0, 1, True
   empty.tokens_BT[0, 0] = eos
-  (group,) = worker().finish_sampling(
+  (group,) = workers.worker().finish_sampling(
     sampling._replace(samples=empty), judge, run='run', round=0
   )
   assert (group[0].payload, group[0].reward) == (b'', 0.0)
