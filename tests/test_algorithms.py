@@ -114,20 +114,6 @@ def fake_rows(advantage=1.0):
   )
 
 
-def test_objectives_worked_by_hand():
-  logp_BT = jnp.log(jnp.array([[0.5, 0.4]]))  # Ratios 2 and .8.
-  own, sums = method('prp').objectives['own'](logp_BT, fake_rows())
-  np.testing.assert_allclose(own, [[1.28, 0.8]], rtol=1e-6)
-  assert float(sums['tokens']) == 2
-  assert float(sums['ratio']) == pytest.approx(2.8)
-  assert float(sums['ratio_square']) == pytest.approx(4.64)
-  assert float(sums['clipped']) == 1
-  down = method('prp', max_ratio=1.5).objectives['peer']
-  peer, sums = down(logp_BT, fake_rows(-1.0))
-  np.testing.assert_allclose(peer, [[-1.5, -0.8]], rtol=1e-6)
-  assert float(sums['ratio']) == pytest.approx(2.3)
-
-
 def test_xgrpo_moves_the_baseline_by_what_peers_got():
   stats = [
     xgrpo.group_stats(group)

@@ -82,3 +82,20 @@ def test_the_seed_chooses_what_is_held_out():
   ]
   assert chosen[0] != chosen[1]
   assert 5 < len(chosen[0]) < 40
+
+
+def test_what_there_is_too_much_of_is_drawn_from_all_of_it(splits):
+  drawn = [
+    tuple(map(int, numbers(row)))
+    for row in splits['train']
+    if row['family'] == arithmetic.FAMILIES.index('formula/add')
+    and row['difficulty'] == 4
+  ]
+  first, *rest = map(set, zip(*drawn, strict=True))
+  assert first == set(range(21))
+  assert rest == [{1, 2, 3, 4}] * 3
+
+
+def test_nothing_is_below_zero(splits):
+  for rows in splits.values():
+    assert not [row for row in rows if b'-' in row['solution']]

@@ -50,3 +50,15 @@ def test_a_prompt_that_comes_twice_in_a_batch_is_told_apart():
 def test_too_few_prompts_are_told():
   with pytest.raises(checks.InputError, match='takes 36 prompts'):
     pipeline.batches(PROMPTS, 36, seed=0)
+
+
+def test_families_are_shuffled_apart():
+  prompts = [
+    records.Prompt(id=f'{family}{i}', text='', answer='', family=family)
+    for family in 'ab'
+    for i in range(8)
+  ]
+  batch = next(pipeline.batches(prompts, 16, seed=0))
+  a, b = ([p.id[1:] for p in batch if p.family == f] for f in 'ab')
+  assert sorted(a) == sorted(b)
+  assert a != b

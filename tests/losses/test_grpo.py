@@ -53,7 +53,7 @@ def test_gradient_is_ratio_times_advantage_inside_and_zero_where_clipped():
 
 
 def test_is_clipped_says_where_the_gradient_stops():
-  ratio_BT = jnp.array([[1.1, 1.5, 0.5]])
+  ratio_BT = jnp.array([[1.25, 1.3, 0.75]])  # The bounds are .8 and 1.28.
   for advantage, expected in ((2.0, [0, 1, 0]), (-2.0, [0, 0, 1])):
     clipped = grpo.is_clipped(ratio_BT, jnp.array([[advantage]]), 0.2, 0.28)
     np.testing.assert_array_equal(clipped[0], np.array(expected, bool))

@@ -13,6 +13,101 @@ from tests import examples
 FAMILIES = pytest.mark.parametrize('family', sorted(families.FAMILIES))
 
 
+# What sets the families apart, from their papers and reference code.
+REFERENCE = {
+  'llama': {'eps': 1e-5, 'base': 1e4, 'activation': 'silu'},
+  'qwen': {'eps': 1e-6, 'base': 1e6, 'activation': 'silu', 'qk_norm': True},
+  'gemma': {
+    'eps': 1e-6,
+    'base': 1e4,
+    'activation': 'gelu',
+    'offset': 1.0,
+    'scale': 32**0.5,
+  },
+}
+
+
+def reference_logits(
+  decoder,
+  tokens_T,
+  *,
+  eps,
+  base,
+  activation,
+  qk_norm=False,
+  offset=0.0,
+  scale=1.0,
+):
+  """One row through `decoder`, head by head in float64."""
+
+  def array(param):
+    return np.asarray(param[...], np.float64)
+
+  def norm(x, module):
+    root = np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+    return x / root * (array(module.scale) + offset)
+
+  def turn(x_TE):
+    length, size = x_TE.shape
+    frequency_I = base ** (-2 * np.arange(size // 2) / size)
+    turned_TI = (x_TE[:, : size // 2] + 1j * x_TE[:, size // 2 :]) * np.exp(
+      1j * np.arange(length)[:, None] * frequency_I
+    )
+    return np.concatenate([turned_TI.real, turned_TI.imag], 1)
+
+  def act(x):
+    if activation == 'silu':
+      return x / (1 + np.exp(-x))
+    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+  def attend(x_TD, attention):
+    q_DHE, k_DKE, v_DKE, o_HED = map(
+      array, (attention.q_DHE, attention.k_DKE, attention.v_DKE,
+              attention.o_HED)
+    )  # fmt: skip
+    out_TD = np.zeros_like(x_TD)
+    for head in range(q_DHE.shape[1]):
+      shared = head * k_DKE.shape[1] // q_DHE.shape[1]
+      q_TE, k_TE = x_TD @ q_DHE[:, head], x_TD @ k_DKE[:, shared]
+      if qk_norm:
+        q_TE, k_TE = norm(q_TE, attention.q_norm), norm(k_TE, attention.k_norm)
+      scores_TT = turn(q_TE) @ turn(k_TE).T / q_TE.shape[1] ** 0.5
+      weights_TT = np.tril(np.exp(scores_TT))
+      weights_TT /= weights_TT.sum(1, keepdims=True)
+      out_TD += weights_TT @ (x_TD @ v_DKE[:, shared]) @ o_HED[head]
+    return out_TD
+
+  embed_VD = array(decoder.embed_VD)
+  x_TD = embed_VD[tokens_T] * scale
+  for block in decoder.blocks:
+    x_TD = x_TD + attend(norm(x_TD, block.attention_norm), block.attention)
+    h_TD, mlp = norm(x_TD, block.mlp_norm), block.mlp
+    gated_TF = act(h_TD @ array(mlp.gate_DF)) * (h_TD @ array(mlp.up_DF))
+    x_TD = x_TD + gated_TF @ array(mlp.down_FD)
+  tied = decoder.unembed_DV is None
+  return norm(x_TD, decoder.final_norm) @ (
+    embed_VD.T if tied else array(decoder.unembed_DV)
+  )
+
+
+@FAMILIES
+def test_logits_are_those_of_a_reference_in_float64(family):
+  graphdef, params = nnx.split(decoders.decoder(family))
+  rng = np.random.default_rng(0)
+  # Norms start out alike, which would hide that one is taken for another.
+  params = jax.tree.map(
+    lambda x: x + rng.normal(size=x.shape, scale=0.2).astype(np.float32), params
+  )
+  decoder = nnx.merge(graphdef, params)
+  tokens_T = rng.integers(0, 48, 12)
+  np.testing.assert_allclose(
+    decoders.logits(decoder, tokens_T[None])[0],
+    reference_logits(decoder, tokens_T, **REFERENCE[family]),
+    rtol=1e-4,
+    atol=1e-4,
+  )
+
+
 @FAMILIES
 def test_causality_by_a_gradient(family):
   graphdef, params = nnx.split(decoders.decoder(family))

@@ -76,3 +76,12 @@ def test_logits_of_all_tokens_are_never_held():
   whole = 4 * length * vocabulary * 4
   assert peak(1 << 20) > whole
   assert peak(16) < whole / 2
+
+
+def test_no_rounding_makes_a_token_more_than_certain(monkeypatch):
+  # As where an accelerator's exp(0) is a little less than 1.
+  monkeypatch.setattr(jax.nn, 'logsumexp', lambda x, axis: x.max(axis) - 1e-6)
+  logits_BV = jnp.array([[0.0, -50.0], [3.0, 1.0]])
+  np.testing.assert_array_equal(
+    logps.log_prob(logits_BV, jnp.zeros(2, jnp.int32)), 0.0
+  )

@@ -56,3 +56,9 @@ def test_all_that_the_mesh_does_not_divide_is_told_at_once():
 def test_by_rows_needs_no_mesh():
   x = np.ones((4, 2), np.float32)
   assert sharding.by_rows(x) is x
+
+
+def test_by_rows_spreads_rows_over_a_mesh():
+  with jax.set_mesh(mesh(2, 2, 2)):
+    placed = jax.jit(sharding.by_rows)(np.ones((4, 2), np.float32))
+  assert placed.addressable_shards[0].data.shape == (1, 2)

@@ -23,6 +23,11 @@ def test_numbers_worked_by_hand():
   assert found.state_bytes == 16 * model.num_params
   # Keys and values: 2 rows * 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
   assert found.sampling_bytes == 4 * model.num_params + 2 * 8 * 2 * 128
+  # 2 rows * 8 slots * 2 layers * (8*32 + 3*64 + 4*8) values, and 4 tokens'
+  # logits twice, 4 bytes each; with a larger chunk there are 10 tokens.
+  assert found.update_bytes == 4 * (16 * 2 * 480 + 2 * 4 * 48)
+  larger = estimate(model, logit_chunk=1000)
+  assert larger.update_bytes == 4 * (16 * 2 * 480 + 2 * 10 * 48)
   # 8 flops a parameter and token; attention 4*2*4*8 * (8 / 2) / 2 = 512.
   assert found.flops == 8 * 16 * (model.num_params + 512)
 

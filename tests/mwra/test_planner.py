@@ -28,7 +28,7 @@ def test_slices_are_disjoint_contiguous_and_shaped():
 def test_the_slower_policy_has_the_larger_slice():
   models = {'small': examples.model(), 'large': examples.model(num_layers=8)}
   slices = plan(models, 8)
-  assert len(slices['large'].devices) == 4
+  assert slices['large'].devices == (0, 1, 2, 3)  # Aligned to its size.
   assert slices['large'].load == 1.0
   assert list(slices) == ['small', 'large']
 
@@ -60,6 +60,12 @@ def test_the_makespan_is_that_of_brute_force(layers, devices):
   )
   makespan = max(flops[n] / len(s.devices) for n, s in slices.items())
   assert (makespan, sum(len(s.devices) for s in slices.values())) == best
+
+
+def test_only_the_rows_are_spread_over_what_is_not_tensor():
+  # Four devices are two by two: two parts of the rows and of d_model.
+  slices = plan({'a': examples.model(d_model=6)}, 4, tensor=2, divides=2)
+  assert slices['a'].shape == (1, 2, 2)
 
 
 def test_too_few_devices_is_told_with_what_would_help():
@@ -102,3 +108,6 @@ def test_memory_asks_for_a_larger_slice():
 def test_a_tensor_axis_that_does_not_divide_is_told():
   with pytest.raises(checks.InputError, match='num_kv_heads = 2'):
     plan({'a': examples.model()}, 8, tensor=4)
+  odd = examples.model(d_ff=65, vocab_size=49)
+  with pytest.raises(checks.InputError, match='d_ff = 65, vocab_size = 49'):
+    plan({'a': odd}, 8, tensor=2)

@@ -124,6 +124,24 @@ def test_tokens_are_drawn_from_the_policy():
     assert np.abs(error_V).max() < 4.5
 
 
+def test_every_token_has_noise_of_its_own():
+  # How often the second token is the first once more.
+  n, v = 2000, examples.SIZES['vocab_size']
+  two = sample(samples=n, length=2, stop_ids=(-1,))
+  p_V = jax.nn.softmax(
+    decoders.logits(decoders.decoder(), PROMPT_PC[:1], VALID_PC[:1])[0, -1]
+  )
+  longer_VS = np.concatenate(
+    [np.repeat(PROMPT_PC[:1], v, 0), np.arange(v, dtype=np.int32)[:, None]], 1
+  )
+  next_VV = jax.nn.softmax(
+    decoders.logits(decoders.decoder(), longer_VS)[:, -1]
+  )
+  expected = float((p_V * np.diag(next_VV)).sum())
+  share = np.mean(two.tokens_BT[:n, 0] == two.tokens_BT[:n, 1])
+  assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / n)
+
+
 def test_no_two_calls_prompts_or_samples_draw_alike():
   same = np.repeat(PROMPT_PC[:1], 4, 0), np.repeat(VALID_PC[:1], 4, 0)
   first, second = (sample(*same, key=key, stop_ids=(-1,)) for key in (0, 1))

@@ -66,6 +66,13 @@ def test_order_does_not_depend_on_arrival():
   assert len(keys) == 6
 
 
+def test_older_records_come_first():
+  ends = pair(max_staleness=1)
+  for round in (1, 0):
+    ends['a'].publish(round, examples.group([1.0], round=round))
+  assert [r.header.round for r in ends['b'].collect(1, KINDS)] == [0, 1]
+
+
 def test_only_the_kinds_asked_for_are_taken():
   ends = pair()
   group = examples.group([1.0])
@@ -114,26 +121,22 @@ def test_unsound_records_are_refused_and_the_rest_goes_on():
 
 
 def test_a_full_queue_lets_its_oldest_go():
-  ends = pair(records=2)
+  ends = pair(records=2, max_staleness=2)
   for round in (1, 0, 2):
     ends['a'].publish(round, examples.group([1.0], round=round))
   taken = ends['b'].collect(2, KINDS)
-  assert [r.header.round for r in taken] == [2]
-  assert fates(ends['b']) == {
-    'published': 3,
-    'evicted': 1,
-    'stale': 1,
-    'used': 1,
-  }
+  assert [r.header.round for r in taken] == [1, 2]
+  assert fates(ends['b']) == {'published': 3, 'evicted': 1, 'used': 2}
   balances(ends['b'])
 
 
 def test_capacity_in_bytes():
   size = 5 * 16 + 4  # Five tokens of four 4-byte arrays, and the payload.
-  ends = pair(bytes=2 * size)
-  ends['a'].publish(0, examples.group([1.0, 0.0, 1.0]))
-  assert fates(ends['b'])['evicted'] == 1
-  assert balances(ends['b'], waiting=2) == 3
+  for room in (1, 2):
+    ends = pair(bytes=room * size)
+    ends['a'].publish(0, examples.group([1.0, 0.0, 1.0]))
+    assert fates(ends['b'])['evicted'] == 3 - room
+    assert balances(ends['b'], waiting=room) == 3
 
 
 def test_a_publisher_waits_for_room():
@@ -146,7 +149,8 @@ def test_a_publisher_waits_for_room():
   time.sleep(0.05)
   assert second.is_alive()
   assert len(ends['b'].collect(0, KINDS)) == 1
-  second.join(timeout=30)
+  second.join(timeout=10)
+  assert not second.is_alive()
   assert len(ends['b'].collect(1, KINDS)) == 1
   assert 'evicted' not in fates(ends['b'])
 
@@ -155,14 +159,17 @@ def test_a_collector_waits_for_a_late_peer():
   ends = pair(wait_s=30.0)
   late = threading.Timer(0.05, ends['a'].publish, (0, examples.group([1.0])))
   late.start()
+  began = time.monotonic()
   assert len(ends['b'].collect(0, KINDS)) == 1
+  assert time.monotonic() - began < 10
 
 
 def test_a_peer_with_nothing_to_say_is_not_waited_for():
   ends = pair(wait_s=30.0)
-  ends['a'].publish(0, [])
+  for round in (1, 0):  # What it says late does not take back the rest.
+    ends['a'].publish(round, [])
   began = time.monotonic()
-  assert ends['b'].collect(0, KINDS) == []
+  assert ends['b'].collect(1, KINDS) == []
   assert time.monotonic() - began < 10
 
 
@@ -188,6 +195,24 @@ def test_state_brings_back_queue_duplicates_and_ledger():
   again['a'].publish(1, examples.group([1.0], round=1))
   assert len(again['b'].collect(1, KINDS)) == 2
   assert fates(again['b'])['duplicate'] == 1
+
+
+def test_a_queue_that_comes_back_is_as_full_as_it_was():
+  ends, again = (pair(bytes=84) for _ in range(2))  # Room for one.
+  ends['a'].publish(0, examples.group([1.0]))
+  again['b'].restore(ends['b'].state())
+  again['a'].publish(1, examples.group([1.0], round=1))
+  assert fates(again['b']) == {'published': 2, 'evicted': 1, 'waiting': 1}
+
+
+def test_memory_of_what_is_gone_does_not_grow():
+  ends = pair()
+  sizes = set()
+  for round in range(10, 60):
+    ends['a'].publish(round, examples.group([1.0] * 4, round=round))
+    ends['b'].collect(round, KINDS)
+    sizes.add(len(ends['b'].state()))
+  assert max(sizes) - min(sizes) < 8
 
 
 def test_many_publishers_at_once_balance():

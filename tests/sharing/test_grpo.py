@@ -21,8 +21,9 @@ def test_numbers_worked_by_hand():
 
 
 def test_equal_rewards_have_no_advantage_at_all():
-  for reward in (0.0, 1.0, 0.1, 1 / 3):
-    assert not advantages([[reward] * 7]).any()
+  for reward in (0.0, 1.0, 0.1, 0.7, 1 / 3):
+    for size in range(2, 17):
+      assert not advantages([[reward] * size]).any()
 
 
 def test_a_group_of_one_has_none_and_is_not_nan():

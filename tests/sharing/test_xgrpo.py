@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +15,8 @@ def test_what_crosses_is_the_moments_of_the_rewards():
     1.25,
   )
   assert stats.successes == 2
+  near = msgspec.structs.replace(examples.rollout(), verdict='wrong')
+  assert xgrpo.group_stats([near]).successes == 0  # Whatever its reward.
   assert stats.header.sample == -1
 
 

@@ -43,7 +43,9 @@ def test_weights_worked_by_hand(aggregation, expected):
 
 
 def test_prompts_are_padded_left_and_responses_right():
-  packed = packer().pack(PROMPTS, [(row(0, 2), 0.5), (row(1, 5), 0.25)], 5)
+  packed = packer().pack(
+    PROMPTS, [(row(0, 2), 0.5), (row(1, 5, advantage=-0.5), 0.25)], 5
+  )
   np.testing.assert_array_equal(
     packed.tokens_BS[0],
     [[0, 7, 8, 9, 1, 2, 0, 0, 0], [0, 0, 0, 6, 1, 2, 3, 4, 5]],
@@ -54,6 +56,7 @@ def test_prompts_are_padded_left_and_responses_right():
   )
   np.testing.assert_array_equal(packed.old_logp_BT[0, 0], [-1, -2, 0, 0, 0])
   np.testing.assert_array_equal(packed.weight_BT[0, 0], [0.5, 0.5, 0, 0, 0])
+  np.testing.assert_array_equal(packed.advantage_B1[0], [[1.0], [-0.5]])
   np.testing.assert_array_equal(packed.chunk_BT[0, 1], [0, 1, 2, 3, 4])
 
 
@@ -67,13 +70,21 @@ def test_rows_are_padded_to_few_shapes(rows, shape):
   assert (packed.weight_BT > 0).any(2).sum() == rows
 
 
-def test_rows_without_advantage_are_left_out_and_still_counted():
+@pytest.mark.parametrize(
+  ('aggregation', 'weight'),
+  [('token_mean', 1 / 10), ('sequence_mean', 1 / 6), ('constant', 1 / 15)],
+)
+def test_rows_without_advantage_are_left_out_and_still_counted(
+  aggregation, weight
+):
   rows = [row(0, 2), row(0, 3, advantage=0.0), row(1, 5, advantage=-1.0)]
-  (parts,) = packer().mini_batch_parts(PROMPTS, {'own': rows, 'peer': []})
+  (parts,) = packer(aggregation=aggregation).mini_batch_parts(
+    PROMPTS, {'own': rows, 'peer': []}
+  )
   assert set(parts) == {'own'}
   weights_BT = parts['own'].weight_BT[0]
   assert (weights_BT > 0).sum() == 7
-  np.testing.assert_allclose(weights_BT.max(), 1 / 10)
+  np.testing.assert_allclose(weights_BT.max(), weight)
 
 
 def test_own_and_peer_rows_share_their_denominator():

@@ -56,6 +56,17 @@ def test_nothing_is_restored_from_nothing(tmp_path):
   assert checkpoint.restore_params(path, state().params) is None
 
 
+def test_folders_may_be_relative(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  checkpoint.save_params('params', state().params)
+  assert_same(
+    checkpoint.restore_params('params', state(1).params), state().params
+  )
+  with checkpoints('rounds') as written:
+    written.save(1, {'a': state()}, {})
+  assert (tmp_path / 'rounds' / 'round_1').is_dir()
+
+
 def test_parameters_alone(tmp_path):
   path = str(tmp_path / 'params')
   checkpoint.save_params(path, state().params)

@@ -154,3 +154,20 @@ def test_the_gradient_is_that_of_finite_differences():
   _, after = step(state, {'own': rows()})
   fall = float(before['own/loss'] - after['own/loss'])
   assert fall == pytest.approx(rate * float(before['grad_norm']) ** 2, rel=0.05)
+
+
+def test_what_is_to_be_maximised_rises_and_the_loss_is_its_negative():
+  def log_likelihood(logp_BT, rows):
+    return logp_BT, {'likelihood': (rows.weight_BT * logp_BT).sum()}
+
+  place = mesh(1, 1, 1)
+  step = update.build(MODEL, OPTIMIZER, place, {'own': log_likelihood}, 64)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
+  seen = []
+  for _ in range(4):
+    state, statistics = step(state, {'own': rows()})
+    seen.append(float(statistics['own/likelihood']))
+    assert statistics['own/loss'] == pytest.approx(-seen[-1])
+  assert seen == sorted(seen)
+  assert seen[-1] > seen[0] + 0.1
