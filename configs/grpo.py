@@ -1,6 +1,16 @@
-"""GRPO (https://arxiv.org/abs/2402.03300): policies side by side, no exchange.
+"""GRPO: policies learn side by side, and exchange nothing.
 
-python launch/tpu_pod.py --config=configs/grpo.py
+  python launch/tpu_pod.py --config=configs/grpo.py
+
+https://arxiv.org/abs/2402.03300, with the asymmetric clip and the mean over
+tokens of DAPO, https://arxiv.org/abs/2503.14476. What the other methods are
+compared with.
+
+100 s and 0.9 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
+policies, seeds 0, 1, 2: 36.5 to 59.7, 36.6 to 70.9, 31.8 to 62.0.
+
+To vary: train.aggregation (sequence_mean is GRPO's own, constant is that of
+Dr. GRPO), method.clip_high, train.mini_batches, train.samples.
 """
 
 from configs import base

@@ -1,6 +1,16 @@
-"""PRP (https://arxiv.org/abs/2605.07244): peers' rollouts, through THL.
+"""PRP: peers' rollouts join the group, carried over by THL.
 
-python launch/tpu_pod.py --config=configs/prp.py
+  python launch/tpu_pod.py --config=configs/prp.py
+
+Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts; ratios over
+common chunks of bytes and their truncation are our reconstruction
+(losses/prp.py).
+
+141 s and 1.2 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
+policies, seeds 0, 1, 2: 36.5 to 61.9, 36.6 to 74.6, 31.8 to 61.5.
+
+To vary: method.max_ratio, method.baseline=own (peers' rollouts against the
+policy's own rewards), thl.max_tokens, train.samples.
 """
 
 from configs import base

@@ -1,6 +1,16 @@
-"""XGRPO (https://arxiv.org/abs/2605.07244): peers' rewards in the baselines.
+"""XGRPO: peers' rewards move the baseline of a policy's own rollouts.
 
-python launch/tpu_pod.py --config=configs/xgrpo.py
+  python launch/tpu_pod.py --config=configs/xgrpo.py
+
+Mutual RL, https://arxiv.org/abs/2605.07244, shares advantage signals; that they
+are pooled moments of rewards is our reconstruction (sharing/xgrpo.py).
+
+108 s and 1 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
+policies, seeds 0, 1, 2: 36.5 to 57.5, 36.6 to 59.8, 31.8 to 61.6.
+
+To vary: train.samples (the fewer there are, the more a peer's rewards say about
+a prompt), policies.NAME.warm_start_families (how far their skills are apart),
+method.baseline=own (GRPO).
 """
 
 from configs import base
