@@ -26,12 +26,11 @@ def chunks(
   a_bytes, b_bytes = a_lengths.sum(), b_lengths.sum()
   if a_bytes != b_bytes:
     raise ValueError(f'{a_bytes} bytes cannot be aligned with {b_bytes}')
-  common = np.intersect1d(a_ends, b_ends)
-
-  def chunk(ends):
-    return np.searchsorted(common, ends).astype(np.int32)
-
-  return chunk(a_ends), chunk(b_ends)
+  is_end_2U = np.zeros((2, a_bytes + 1), bool)
+  is_end_2U[0, a_ends] = is_end_2U[1, b_ends] = True
+  common_U = is_end_2U.all(0)
+  before_U = (np.cumsum(common_U) - common_U).astype(np.int32)
+  return before_U[a_ends], before_U[b_ends]
 
 
 def carry_extensive(
