@@ -139,8 +139,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.see.wait_s = 60.0
 
   config.thl = ml_collections.ConfigDict()
-  # Peers' rollouts that are longer, in own tokens, are refused.
+  # Peers' rollouts that are longer, in own tokens, are refused; and those of
+  # whose boundaries a larger share are not the peer's as well.
   config.thl.max_tokens = 16
+  config.thl.max_residual = 1.0
 
   config.mwra = ml_collections.ConfigDict()
   config.mwra.emulated_devices = 8  # Where there is no accelerator.

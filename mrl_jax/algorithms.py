@@ -21,6 +21,7 @@ from mrl_jax.sharing import prp
 from mrl_jax.sharing import select
 from mrl_jax.sharing import xgrpo
 from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import transfer
 from mrl_jax.training import objectives
 from mrl_jax.training import update
 
@@ -102,7 +103,7 @@ class Method:
     groups: Sequence[Sequence[records.Rollout]],
     received: Sequence[records.Record],
     receiver: byte_tokenizer.ByteTokenizer,
-    max_tokens: int,
+    limits: transfer.Limits,
   ) -> lesson_lib.Lesson:
     """Turns own groups and what peers gave into rows to train on.
 
@@ -110,7 +111,7 @@ class Method:
       groups: the policy's own rollouts of each prompt of the round.
       received: records of its peers; those about other prompts are left out.
       receiver: its tokenizer.
-      max_tokens: the longest response it trains on.
+      limits: what it takes of peers' rollouts.
     """
     place = {group[0].header.prompt: p for p, group in enumerate(groups)}
     used = [r for r in received if r.header.prompt in place]
@@ -125,7 +126,7 @@ class Method:
       for g, rollout in enumerate(group)
     ]
     peer, residuals = self._peer_rows(
-      groups, used, place, baseline_P3, receiver, max_tokens
+      groups, used, place, baseline_P3, receiver, limits
     )
     return lesson_lib.Lesson(
       own=own,
@@ -135,7 +136,7 @@ class Method:
       peer_records_unused=len(received) - len(used),
     )
 
-  def _peer_rows(self, groups, used, place, baseline_P3, receiver, max_tokens):
+  def _peer_rows(self, groups, used, place, baseline_P3, receiver, limits):
     rollouts = [r for r in used if isinstance(r, records.Rollout)]
     selected = WHICH[self.parts.which].function(groups, rollouts)
     if not selected:
@@ -146,7 +147,7 @@ class Method:
     return HOW[self.parts.how].carry(
       zip(prompts, selected, advantage_B1[:, 0], strict=True),
       receiver,
-      max_tokens,
+      limits,
     )
 
 

@@ -207,6 +207,7 @@ _RANGES = {
   'see.block_s': (0, None),
   'see.wait_s': (0, None),
   'thl.max_tokens': (1, None),
+  'thl.max_residual': (0, 1),
   'mwra.emulated_devices': (1, None),
   'mwra.tensor': (1, None),
   'checkpoint.every': (1, None),

@@ -8,12 +8,14 @@ import pytest
 from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax.sharing import xgrpo
+from mrl_jax.thl import transfer
 from mrl_jax.training import batch
 from tests import examples
 
 OWN = examples.tokenizer('byte_level')
 OTHER = examples.tokenizer('sentencepiece')
 PROMPTS = ('p0', 'p1')
+LIMITS = transfer.Limits(max_tokens=20)
 
 
 def method(name, **changes):
@@ -41,7 +43,7 @@ def groups(rewards, policy='a', encoder=OWN):
 
 def learn(name, received=(), rewards=((1, 0, 0, 0), (0, 0, 0, 0)), **changes):
   own = groups(rewards)
-  return method(name, **changes).lesson(own, received, OWN, max_tokens=20)
+  return method(name, **changes).lesson(own, received, OWN, LIMITS)
 
 
 def same_rows(a, b):
@@ -139,7 +141,7 @@ def test_prp_with_a_peer_like_oneself_is_grpo_with_a_group_twice_as_large():
     ],
     [],
     OWN,
-    max_tokens=20,
+    LIMITS,
   )
   joint = sorted((*lesson.own, *lesson.peer), key=lambda row: row.prompt)
   assert len(joint) == len(doubled.own) == 16
@@ -162,6 +164,13 @@ def test_prp_carries_peers_into_the_learners_vocabulary():
   lesson = learn('prp', received)
   assert [OWN.decode(row.ids) for row in lesson.peer] == [b'= 3', b'= 4'] * 2
   assert lesson.residuals['b'].rollouts == 4
+  own = groups(((1, 0), (0, 0)))
+  strict = transfer.Limits(max_tokens=20, max_residual=0.0)
+  refused = method('prp').lesson(
+    own, method('prp').publish(groups(((1, 0), (1, 1)), 'b')), OTHER, strict
+  )
+  assert list(refused.peer) == []
+  assert refused.residuals['b'].refused == {'residual': 4}
 
 
 def test_records_about_other_prompts_are_left_out():

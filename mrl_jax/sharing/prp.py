@@ -11,14 +11,14 @@ from mrl_jax.thl import transfer
 def carry(
   selected: Iterable[tuple[int, records.Rollout, float]],
   receiver: byte_tokenizer.ByteTokenizer,
-  max_tokens: int,
+  limits: transfer.Limits,
 ) -> tuple[list[lesson.Row], dict[str, transfer.Residual]]:
   """Rows from peers' rollouts, and what THL could not carry.
 
   Args:
     selected: prompt, rollout and its advantage in the receiver's group.
     receiver: the learner's tokenizer.
-    max_tokens: the longest response it trains on.
+    limits: what it takes.
 
   Returns:
     Rows with the peer's own log-probabilities as the denominators of their
@@ -27,7 +27,7 @@ def carry(
   carried, residuals = [], {}
   for prompt, rollout, advantage in selected:
     residual = residuals.setdefault(rollout.header.policy, transfer.Residual())
-    moved = transfer.transfer(rollout, receiver, max_tokens, residual)
+    moved = transfer.transfer(rollout, receiver, limits, residual)
     if moved is not None:
       carried.append(
         lesson.Row(

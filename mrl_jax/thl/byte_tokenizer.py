@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Iterable, Sequence
+import functools
 import json
 import re
 
@@ -164,21 +165,7 @@ def _without_prefix(spec: dict) -> dict:
 
 
 def _token_bytes(backend, spec, special) -> list[bytes]:
-  decoder = json.dumps(spec['decoder'])
-  if '"ByteLevel"' in decoder:
-    unicode_bytes = _byte_level_alphabet()
-
-    def to_bytes(piece):
-      if not unicode_bytes.keys() >= set(piece):
-        return piece.encode()  # As the decoder has it.
-      return bytes(unicode_bytes[c] for c in piece)
-  elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder:
-    to_bytes = _sentencepiece_bytes
-  else:
-    raise checks.InputError(
-      'bytes of ids are known for byte-level and SentencePiece-style '
-      f'tokenizers; this one decodes with {decoder}'
-    )
+  to_bytes = _piece_reader(spec['decoder'])
   added = {t['id']: t['content'].encode() for t in spec['added_tokens']}
   size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
   table = []
@@ -191,11 +178,44 @@ def _token_bytes(backend, spec, special) -> list[bytes]:
   return table
 
 
+def _piece_reader(decoder: dict | None) -> Callable[[str], bytes]:
+  """What a tokenizer's decoder makes of a piece, whatever stands around it."""
+  steps = decoder.get('decoders', [decoder]) if decoder else []
+  kinds = {step['type']: step for step in steps}
+  if 'ByteLevel' in kinds:
+    return functools.partial(_byte_level_bytes, alphabet=_byte_level_alphabet())
+  if 'WordPiece' in kinds:
+    return functools.partial(
+      _wordpiece_bytes, prefix=kinds['WordPiece']['prefix']
+    )
+  if {'ByteFallback', 'Metaspace'} & kinds.keys():
+    return _sentencepiece_bytes
+  if kinds.keys() == {'Fuse'}:
+    return str.encode
+  raise checks.InputError(
+    'bytes of ids are known for byte-level, SentencePiece-style, WordPiece and '
+    f'character tokenizers; this one decodes with {json.dumps(decoder)}'
+  )
+
+
+def _byte_level_bytes(piece: str, alphabet: dict[str, int]) -> bytes:
+  if not alphabet.keys() >= set(piece):
+    return piece.encode()  # As the decoder has it.
+  return bytes(alphabet[c] for c in piece)
+
+
 def _sentencepiece_bytes(piece: str) -> bytes:
   byte = _BYTE_PIECE.fullmatch(piece)
   if byte:
     return bytes([int(byte[1], 16)])
   return piece.replace(_SPACE, ' ').encode()
+
+
+def _wordpiece_bytes(piece: str, prefix: str) -> bytes:
+  """A word has a space before it, wherever it stands."""
+  if piece.startswith(prefix):
+    return piece.removeprefix(prefix).encode()
+  return f' {piece}'.encode()
 
 
 def _byte_level_alphabet() -> dict[str, int]:

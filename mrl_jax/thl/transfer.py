@@ -9,6 +9,20 @@ from mrl_jax.thl import align
 from mrl_jax.thl import byte_tokenizer
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+  """What a receiver takes.
+
+  Attributes:
+    max_tokens: the longest response, in its own tokens.
+    max_residual: the largest share of its boundaries that the sender does not
+      have, e_seg; 1 takes all.
+  """
+
+  max_tokens: int
+  max_residual: float = 1.0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Transferred:
   """A peer's rollout in the receiver's tokens.
@@ -68,7 +82,7 @@ class Residual:
 def transfer(
   rollout: records.Rollout,
   receiver: byte_tokenizer.ByteTokenizer,
-  max_tokens: int,
+  limits: Limits,
   residual: Residual,
 ) -> Transferred | None:
   """Carries `rollout` over, and enters what happened in `residual`.
@@ -80,14 +94,14 @@ def transfer(
   Args:
     rollout: a record of a peer without a `records.fault`.
     receiver: the tokenizer of the policy that is to learn from it.
-    max_tokens: the longest response that policy can train on.
+    limits: what that policy takes.
     residual: of this direction; changed in place.
 
   Returns:
     The rollout in the receiver's tokens, or None if it was refused because
     its bytes could not be written in them ('round_trip'), its ids do not stand
-    for its bytes ('ids'), it became too long ('too_long') or there is nothing
-    in it ('empty').
+    for its bytes ('ids'), there is nothing in it ('empty'), it became too long
+    ('too_long') or too few of its boundaries are the sender's ('residual').
   """
   residual.rollouts += 1
   if rollout.header.tokenizer == receiver.fingerprint:
@@ -114,11 +128,23 @@ def transfer(
     behaviour_logp = align.carry_extensive(
       rollout.policy_logp, sender_lengths, lengths
     ).astype(np.float32)
-  if not 0 < len(ids) <= max_tokens:
-    residual.refuse('too_long' if len(ids) else 'empty')
+  refused = _refusal(chunk, limits)
+  if refused:
+    residual.refuse(refused)
     return None
   _count_chunks(residual, sender_chunk, chunk)
   return Transferred(ids=ids, behaviour_logp=behaviour_logp, chunk=chunk)
+
+
+def _refusal(chunk, limits) -> str | None:
+  if not len(chunk):
+    return 'empty'
+  if len(chunk) > limits.max_tokens:
+    return 'too_long'
+  # The last chunk is the number of boundaries in common, less one.
+  if 1 - (chunk[-1] + 1) / len(chunk) > limits.max_residual:
+    return 'residual'
+  return None
 
 
 def _count_chunks(residual, sender_chunk, chunk):

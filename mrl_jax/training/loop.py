@@ -12,6 +12,7 @@ from rich import console as console_lib
 
 from mrl_jax import evaluation
 from mrl_jax import files
+from mrl_jax.thl import transfer
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
@@ -128,11 +129,12 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       sampling[name], job.judge, job.run, round
     )
     job.endpoints[name].publish(round, job.method.publish(groups[name]))
+  limits = transfer.Limits(**config.thl)
   lessons, updates = {}, {}
   for name, worker in job.workers.items():
     received = job.endpoints[name].collect(round, job.method.kinds)
     lessons[name] = job.method.lesson(
-      groups[name], received, worker.tokenizer, config.thl.max_tokens
+      groups[name], received, worker.tokenizer, limits
     )
     updates[name] = worker.update(prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)

@@ -1,6 +1,7 @@
 import numpy as np
 
 from mrl_jax.sharing import prp
+from mrl_jax.thl import transfer
 from tests import examples
 
 
@@ -10,7 +11,9 @@ def test_rows_are_in_the_receivers_tokens():
     examples.tokenizer('sentencepiece'),
   )
   sent = examples.rollout(b'= 10 = 13', encoder=sender, policy='b')
-  rows, residuals = prp.carry([(3, sent, -0.5)], receiver, max_tokens=20)
+  rows, residuals = prp.carry(
+    [(3, sent, -0.5)], receiver, transfer.Limits(max_tokens=20)
+  )
   (row,) = rows
   assert row.prompt == 3
   assert row.advantage == -0.5
@@ -28,7 +31,7 @@ def test_what_is_refused_is_counted_for_its_sender():
     (0, examples.rollout(b'= 1 2 3 4 5', encoder=sender, policy='b'), 1.0),
     (0, examples.rollout(b'= 2', encoder=sender, policy='c'), 1.0),
   ]
-  rows, residuals = prp.carry(selected, receiver, max_tokens=4)
+  rows, residuals = prp.carry(selected, receiver, transfer.Limits(max_tokens=4))
   assert len(rows) == 2
   assert residuals['b'].refused == {'too_long': 1}
   assert residuals['c'].refused == {}

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from mrl_jax import checks
 from mrl_jax.thl import byte_tokenizer
 from tests import examples
+from tests import vocabularies
 
 BYTE_LEVEL, SENTENCEPIECE = (
   examples.tokenizer('byte_level'),
@@ -64,36 +65,8 @@ def test_every_byte_has_a_token(tokenizer):
   assert {bytes([b]) for b in range(256)} <= set(tokenizer.token_bytes)
 
 
-def llama2_like():
-  """BPE with byte fallback that puts a space before all text."""
-  bytes_ = {f'<0x{b:02X}>': b + 3 for b in range(256)}
-  vocab = {'<unk>': 0, '<s>': 1, '</s>': 2, **bytes_, '\u2581': 259, 'h': 260}
-  backend = tokenizers.Tokenizer(
-    models.BPE(
-      {**vocab, 'i': 261, 'hi': 262, '\u2581hi': 263},
-      [('h', 'i'), ('\u2581', 'hi')],
-      unk_token='<unk>',
-      byte_fallback=True,
-      fuse_unk=True,
-    )
-  )
-  backend.normalizer = normalizers.Sequence(
-    [normalizers.Prepend('\u2581'), normalizers.Replace(' ', '\u2581')]
-  )
-  backend.decoder = decoders.Sequence(
-    [
-      decoders.Replace('\u2581', ' '),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Strip(' ', 1, 0),
-    ]
-  )
-  backend.add_special_tokens(['<unk>', '<s>', '</s>'])
-  return byte_tokenizer.ByteTokenizer(backend, eos_id=2, bos_id=1)
-
-
 def test_a_response_is_encoded_without_the_space_before_all_text():
-  tokenizer = llama2_like()
+  tokenizer = vocabularies.llama2_like()
   np.testing.assert_array_equal(tokenizer.encode(b'hi'), [262])
   np.testing.assert_array_equal(tokenizer.encode(b' hi'), [263])
   np.testing.assert_array_equal(tokenizer.encode_prompt('hi'), [1, 263])
@@ -103,15 +76,36 @@ def test_a_response_is_encoded_without_the_space_before_all_text():
 def test_fingerprints_tell_tokenizers_apart():
   assert BYTE_LEVEL.fingerprint == examples.tokenizer('byte_level').fingerprint
   assert len({BYTE_LEVEL.fingerprint, SENTENCEPIECE.fingerprint}) == 2
-  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend = vocabularies.copy(BYTE_LEVEL)
   other_end = byte_tokenizer.ByteTokenizer(backend, eos_id=0)
   assert other_end.fingerprint != BYTE_LEVEL.fingerprint
+
+
+def test_words_and_their_ends_are_told_apart():
+  tokenizer = vocabularies.wordpiece()
+  ids = tokenizer.encode(b' sort 13')
+  assert tokenizer.decode(ids) == b' sort 13'
+  backend = tokenizers.Tokenizer(
+    models.WordPiece({'[UNK]': 0, 'sort': 1, '##s': 2}, unk_token='[UNK]')
+  )
+  backend.decoder = decoders.WordPiece()
+  pieces = from_backend(backend, eos_id=0)
+  assert pieces.token_bytes == [b'', b' sort', b's']
+
+
+@pytest.mark.parametrize('kind', ['wordpiece', 'characters'])
+@pytest.mark.parametrize('payload', ['é', ' sort é', '\u6f22 0'])
+def test_what_is_unknown_shows_in_the_round_trip(kind, payload):
+  tokenizer = vocabularies.KINDS[kind]()
+  ids = tokenizer.encode(payload.encode())
+  assert tokenizer.decode(ids) != payload.encode()
+  assert tokenizer.byte_length_V[ids].sum() == len(tokenizer.decode(ids))
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused():
   backend = tokenizers.Tokenizer(models.WordLevel({'unk': 0}, unk_token='unk'))
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
-  with pytest.raises(checks.InputError, match='byte-level and SentencePiece'):
+  with pytest.raises(checks.InputError, match='byte-level, SentencePiece'):
     byte_tokenizer.ByteTokenizer(backend, eos_id=0)
 
 
@@ -142,50 +136,29 @@ def test_an_end_of_sequence_that_is_not_called_special_is_one_still():
   ],
 )
 def test_a_byte_level_response_gets_no_space_before_it(pre_tokenizer):
-  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend = vocabularies.copy(BYTE_LEVEL)
   backend.pre_tokenizer = pre_tokenizer
   tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
   assert tokenizer.decode(tokenizer.encode(b'hi')) == b'hi'
   assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
 
 
-def unigram(normalizer=None, **metaspace):
-  """Unigram with byte fallback, as T5's or Llama 2's SentencePiece models."""
-  pieces = ['<unk>', '</s>', *(f'<0x{b:02X}>' for b in range(256))]
-  pieces += ['\u2581', 'h', 'i', 'hi', '\u2581hi']
-  backend = tokenizers.Tokenizer(
-    models.Unigram(
-      [(piece, -float(i)) for i, piece in enumerate(pieces)],
-      unk_id=0,
-      byte_fallback=True,
-    )
-  )
-  if normalizer is not None:
-    backend.normalizer = normalizer
-  backend.pre_tokenizer = pre_tokenizers.Metaspace(**metaspace)
-  backend.decoder = decoders.Sequence(
-    [decoders.Metaspace(), decoders.ByteFallback()]
-  )
-  backend.add_special_tokens(['<unk>', '</s>'])
-  return from_backend(backend, eos_id=1)
-
-
 def test_a_sentencepiece_response_gets_no_space_before_it():
-  tokenizer = unigram(prepend_scheme='always')
+  tokenizer = vocabularies.unigram(prepend_scheme='always')
   assert tokenizer.decode(tokenizer.encode(b'hi')) == b'hi'
   assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
 
 
 @pytest.mark.parametrize('text', ['</s>', '<0x0A>', 'hi<0x0A></s>', '<unk>'])
 def test_unigram_pieces_for_bytes_do_not_come_from_text(text):
-  tokenizer = unigram(prepend_scheme='never')
+  tokenizer = vocabularies.unigram(prepend_scheme='never')
   ids = tokenizer.encode(text.encode())
   assert tokenizer.decode(ids) == text.encode()
   assert not {0, 1} & set(ids.tolist())
 
 
 def test_settings_of_a_folder_do_not_cut_text():
-  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend = vocabularies.copy(BYTE_LEVEL)
   backend.enable_truncation(4)
   backend.enable_padding(length=64)
   tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
@@ -196,7 +169,7 @@ def test_settings_of_a_folder_do_not_cut_text():
 
 
 def test_added_tokens_that_are_not_special_are_text():
-  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_tokens(['  \u00e9'])
   tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
   payload = 'a  \u00e9b'.encode()
@@ -217,14 +190,14 @@ def test_added_tokens_that_are_not_special_are_text():
   ],
 )
 def test_a_normaliser_does_not_write_control_tokens(normalizer, text):
-  tokenizer = unigram(normalizer, prepend_scheme='never')
+  tokenizer = vocabularies.unigram(normalizer, prepend_scheme='never')
   for ids in (tokenizer.encode(text.encode()), tokenizer.encode_prompt(text)):
     assert tokenizer.eos_id not in ids
     assert tokenizer.decode(ids) == normalizer.normalize_str(text).encode()
 
 
 def test_a_control_token_with_a_space_is_not_written_by_a_pre_tokenizer():
-  backend = tokenizers.Tokenizer.from_str(SENTENCEPIECE._start.to_str())
+  backend = vocabularies.copy(SENTENCEPIECE)
   backend.add_special_tokens(['<end\u2581of>'])
   tokenizer = from_backend(backend, SENTENCEPIECE.eos_id)
   ids = tokenizer.encode(b'<end of>')
@@ -233,7 +206,7 @@ def test_a_control_token_with_a_space_is_not_written_by_a_pre_tokenizer():
 
 
 def test_a_first_token_that_is_not_called_special_is_one_still():
-  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_tokens(['<bos>'])
   bos_id = backend.token_to_id('<bos>')
   tokenizer = byte_tokenizer.ByteTokenizer(
@@ -245,7 +218,7 @@ def test_a_first_token_that_is_not_called_special_is_one_still():
 
 
 def test_a_control_token_of_one_character_is_refused():
-  backend = tokenizers.Tokenizer.from_str(BYTE_LEVEL._start.to_str())
+  backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_special_tokens(['\u00a4'])
   with pytest.raises(checks.InputError, match='single character'):
     from_backend(backend, BYTE_LEVEL.eos_id)
@@ -260,6 +233,7 @@ def test_a_piece_outside_the_byte_alphabet_stands_for_itself():
   assert backend.decode([tokenizer.vocab_size - 1]) == '\u65e5'
 
 
-def test_only_the_first_part_of_a_cut_prompt_gets_the_space_before_text():
-  tokenizer = llama2_like()
+@pytest.mark.parametrize('kind', ['llama2_like', 'unigram'])
+def test_only_the_first_part_of_a_cut_prompt_gets_the_space_before_text(kind):
+  tokenizer = vocabularies.KINDS[kind]()
   assert tokenizer.decode(tokenizer.encode_prompt('hi</s>hi')) == b' hi</s>hi'

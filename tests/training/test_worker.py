@@ -3,6 +3,7 @@ import numpy as np
 
 from mrl_jax import algorithms
 from mrl_jax import records
+from mrl_jax.thl import transfer
 from tests import examples
 from tests import workers
 
@@ -49,7 +50,8 @@ def test_a_number_of_prompts_that_the_mesh_does_not_divide_is_filled_up():
 def test_learning_changes_the_policy_and_its_version():
   groups = sample()
   method = algorithms.build(examples.run_config().method)
-  lesson = method.lesson(groups, [], workers.worker().tokenizer, 6)
+  limits = transfer.Limits(max_tokens=6)
+  lesson = method.lesson(groups, [], workers.worker().tokenizer, limits)
   version = groups[0][0].header.version
   before = jax.device_get(workers.worker().state.params)
   (statistics,) = workers.worker().update(PROMPTS, lesson)

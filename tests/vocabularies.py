@@ -1,0 +1,126 @@
+"""Small tokenizers of the kinds there are; no jax."""
+
+import functools
+
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers
+from tokenizers import trainers
+
+from mrl_jax.thl import byte_tokenizer
+from tests import examples
+
+BYTE_PIECES = [f'<0x{b:02X}>' for b in range(256)]
+
+
+def copy(tokenizer: byte_tokenizer.ByteTokenizer) -> tokenizers.Tokenizer:
+  """Its backend, to be changed."""
+  return tokenizers.Tokenizer.from_str(tokenizer._start.to_str())
+
+
+def byte_level(
+  normalizer: normalizers.Normalizer | None = None,
+) -> byte_tokenizer.ByteTokenizer:
+  """Byte-level BPE, as Llama 3's and Qwen's; Qwen has an NFC normaliser."""
+  backend = copy(examples.tokenizer('byte_level'))
+  if normalizer is not None:
+    backend.normalizer = normalizer
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+def sentencepiece() -> byte_tokenizer.ByteTokenizer:
+  """BPE with byte fallback, as Gemma's."""
+  return examples.tokenizer('sentencepiece')
+
+
+def llama2_like() -> byte_tokenizer.ByteTokenizer:
+  """BPE with byte fallback that puts a space before all text."""
+  pieces = ['<unk>', '<s>', '</s>', *BYTE_PIECES]
+  pieces += ['\u2581', 'h', 'i', 'hi', '\u2581hi']
+  backend = tokenizers.Tokenizer(
+    models.BPE(
+      {piece: i for i, piece in enumerate(pieces)},
+      [('h', 'i'), ('\u2581', 'hi')],
+      unk_token='<unk>',
+      byte_fallback=True,
+      fuse_unk=True,
+    )
+  )
+  backend.normalizer = normalizers.Sequence(
+    [normalizers.Prepend('\u2581'), normalizers.Replace(' ', '\u2581')]
+  )
+  backend.decoder = decoders.Sequence(
+    [
+      decoders.Replace('\u2581', ' '),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Strip(' ', 1, 0),
+    ]
+  )
+  backend.add_special_tokens(['<unk>', '<s>', '</s>'])
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=2, bos_id=1)
+
+
+def unigram(
+  normalizer: normalizers.Normalizer | None = None, **metaspace
+) -> byte_tokenizer.ByteTokenizer:
+  """Unigram with byte fallback, as SentencePiece's default."""
+  pieces = ['<unk>', '</s>', *BYTE_PIECES]
+  pieces += ['\u2581', 'h', 'i', 'hi', '\u2581hi']
+  backend = tokenizers.Tokenizer(
+    models.Unigram(
+      [(piece, -float(i)) for i, piece in enumerate(pieces)],
+      unk_id=0,
+      byte_fallback=True,
+    )
+  )
+  if normalizer is not None:
+    backend.normalizer = normalizer
+  backend.pre_tokenizer = pre_tokenizers.Metaspace(**metaspace)
+  backend.decoder = decoders.Sequence(
+    [decoders.Metaspace(), decoders.ByteFallback()]
+  )
+  backend.add_special_tokens(['<unk>', '</s>'])
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+def wordpiece() -> byte_tokenizer.ByteTokenizer:
+  """WordPiece, as BERT's: words, their ends, and [UNK] for all else."""
+  backend = tokenizers.Tokenizer(models.WordPiece(unk_token='[UNK]'))
+  backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  backend.decoder = decoders.WordPiece()
+  backend.train_from_iterator(
+    examples.TEXTS * 20,
+    trainers.WordPieceTrainer(
+      vocab_size=200, special_tokens=['[UNK]', '[SEP]'], show_progress=False
+    ),
+  )
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+def characters() -> byte_tokenizer.ByteTokenizer:
+  """A token for every character of the texts, and <unk> for all else."""
+  pieces = ['<unk>', '</s>', *sorted(set(''.join(examples.TEXTS)))]
+  backend = tokenizers.Tokenizer(
+    models.WordLevel(
+      {piece: i for i, piece in enumerate(pieces)}, unk_token='<unk>'
+    )
+  )
+  backend.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+  backend.decoder = decoders.Fuse()
+  backend.add_special_tokens(['<unk>', '</s>'])
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+KINDS = {
+  'byte_level': byte_level,
+  'byte_level_nfc': functools.partial(byte_level, normalizers.NFC()),
+  'byte_level_nfkc': functools.partial(byte_level, normalizers.NFKC()),
+  'sentencepiece': sentencepiece,
+  'llama2_like': llama2_like,
+  'unigram': functools.partial(unigram, prepend_scheme='always'),
+  'wordpiece': wordpiece,
+  'characters': characters,
+}
