@@ -1,4 +1,7 @@
 import functools
+import json
+import os
+import pathlib
 
 from hypothesis import given
 from hypothesis import settings
@@ -9,6 +12,7 @@ import pytest
 
 from mrl_jax import records
 from mrl_jax.see import wire
+from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 from tests import examples
 from tests import vocabularies
@@ -275,6 +279,32 @@ def test_anything_between_any_two(pair, payload):
 @given(pair=PAIRS, payload=PAYLOADS)
 def test_very_much_between_any_two(pair, payload):
   check_any(*map(tokenizer_of, pair), payload)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('names', [('llama3', 'llama2'), ('llama2', 'llama3')])
+def test_every_solution_of_gsm8k_crosses_real_tokenizers(names):
+  folder = os.environ.get('MRL_TEST_DATA')
+  if not folder:
+    pytest.skip('MRL_TEST_DATA does not name a folder of real data')
+  data = pathlib.Path(folder)
+  sender, receiver = (
+    byte_tokenizer.load(os.fspath(data / 'tokenizers' / name)) for name in names
+  )
+  residual = transfer.Residual()
+  lines = (data / 'math' / 'gsm8k_test.jsonl').read_text().splitlines()
+  for line in lines:
+    payload = json.loads(line)['answer'].encode()
+    sent = examples.rollout(payload, encoder=sender)
+    assert records.fault(sent) is None
+    limits = transfer.Limits(max_tokens=10**6)
+    moved = transfer.transfer(sent, receiver, limits, residual)
+    assert receiver.decode(moved.ids) == payload
+    np.testing.assert_allclose(
+      moved.behaviour_logp.sum(), sent.policy_logp.sum(), rtol=1e-5
+    )
+  assert residual.rollouts == len(lines) == 1319
+  assert residual.refused == {}
 
 
 def test_residuals_add_up():
