@@ -30,26 +30,31 @@ class Cost:
   """Of one policy, over all its devices together.
 
   Attributes:
-    state_bytes: parameters, gradients and the optimizer's two moments.
-    sampling_bytes: parameters as sampled from, keys and values.
-    update_bytes: activations of a micro-batch and a chunk of logits.
+    state_bytes: parameters and the optimizer's two moments.
+    weight_bytes: one copy of the parameters, to sample from.
+    cache_bytes: keys and values while sampling.
+    update_bytes: gradients of own and of peer rows, activations of a
+      micro-batch and a chunk of logits.
     flops: of sampling and updating on all rows of a round.
   """
 
   state_bytes: int
-  sampling_bytes: int
+  weight_bytes: int
+  cache_bytes: int
   update_bytes: int
   flops: float
 
-  @property
-  def peak_bytes(self) -> int:
-    return self.state_bytes + max(self.sampling_bytes, self.update_bytes)
+  def peak_bytes(self, copies: int) -> int:
+    """The most at a time; every part of the fsdp axis samples from a copy."""
+    sampling = copies * self.weight_bytes + self.cache_bytes
+    return self.state_bytes + max(sampling, self.update_bytes)
 
 
 def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
   """A first-order estimate: 2 operations a parameter and token forward, 6 with
   the backward pass, and attention over half the slots.
   """
+  weights = model.num_params * _FLOAT
   slots = shape.prompt_tokens + shape.response_tokens
   tokens = shape.rows * slots
   kv_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype_bytes
@@ -61,9 +66,10 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
     4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
   )
   return Cost(
-    state_bytes=4 * model.num_params * _FLOAT,
-    sampling_bytes=model.num_params * _FLOAT
-    + tokens * model.num_layers * kv_bytes,
-    update_bytes=_FLOAT * (activations + 2 * logits * model.vocab_size),
+    state_bytes=3 * weights,
+    weight_bytes=weights,
+    cache_bytes=tokens * model.num_layers * kv_bytes,
+    update_bytes=2 * weights
+    + _FLOAT * (activations + 2 * logits * model.vocab_size),
     flops=(2 + 6) * tokens * (model.num_params + attention / 2),
   )

@@ -69,7 +69,7 @@ def plan(
   }
   if time_share:
     chosen = {name: max(fits) for name, fits in sizes.items()}
-    _check_shared(costs, min(chosen.values()), device_bytes)
+    _check_shared(costs, chosen, tensor, device_bytes)
   else:
     chosen = _fastest(costs, sizes, devices)
   slowest = max(costs[name].flops / n for name, n in chosen.items())
@@ -114,12 +114,14 @@ def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
   fits = [
     n
     for n in shapes
-    if device_bytes is None or cost.peak_bytes <= n * device_bytes
+    if device_bytes is None or cost.peak_bytes(n // tensor) <= n * device_bytes
   ]
   if not fits:
-    short = cost.peak_bytes / max(shapes) - device_bytes
+    n = max(shapes)
+    needs = cost.peak_bytes(n // tensor)
+    short = needs / n - device_bytes
     raise checks.InputError(
-      f'policy {name} needs {_gib(cost.peak_bytes)} and fits on no slice of '
+      f'policy {name} needs {_gib(needs)} and fits on no slice of '
       f'{devices} devices of {_gib(device_bytes)}: {_gib(short)} a device are '
       'missing. Fewer train.micro_rows or a smaller train.logit_chunk lower '
       f'its {_gib(cost.update_bytes)} of activations'
@@ -127,10 +129,14 @@ def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
   return fits
 
 
-def _check_shared(costs, devices, device_bytes):
+def _check_shared(costs, chosen, tensor, device_bytes):
   """All states stay on the devices; one policy at a time needs the rest."""
   states = sum(cost.state_bytes for cost in costs.values())
-  work = max(cost.peak_bytes - cost.state_bytes for cost in costs.values())
+  work = max(
+    costs[name].peak_bytes(n // tensor) - costs[name].state_bytes
+    for name, n in chosen.items()
+  )
+  devices = min(chosen.values())
   checks.require(
     device_bytes is None or states + work <= devices * device_bytes,
     f'{len(costs)} policies that take turns need {_gib(states)} for their '

@@ -29,7 +29,7 @@ def show_start(
     table.add_column(column, justify='left' if column == 'policy' else 'right')
   for name, part in plan.items():
     axes = zip(config.MESH_AXES, part.shape, strict=True)
-    memory = part.cost.peak_bytes / len(part.devices) / 2**20
+    memory = part.cost.peak_bytes(part.shape[1]) / len(part.devices) / 2**20
     table.add_row(
       name,
       f'{part.model.num_params:,}',

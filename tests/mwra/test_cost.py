@@ -20,14 +20,16 @@ def test_numbers_worked_by_hand():
   # A layer: 32*8*2*(4+2) + 3*32*64 + 2*32 = 9,280; embeddings 2*48*32; norm 32.
   assert model.num_params == 2 * 9_280 + 2 * 1_536 + 32
   found = estimate(model)
-  assert found.state_bytes == 16 * model.num_params
+  assert found.state_bytes == 12 * model.num_params
+  assert found.weight_bytes == 4 * model.num_params
   # Keys and values: 2 rows * 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
-  assert found.sampling_bytes == 4 * model.num_params + 2 * 8 * 2 * 128
+  assert found.cache_bytes == 2 * 8 * 2 * 128
   # 2 rows * 8 slots * 2 layers * (8*32 + 3*64 + 4*8) values, and 4 tokens'
   # logits twice, 4 bytes each; with a larger chunk there are 10 tokens.
-  assert found.update_bytes == 4 * (16 * 2 * 480 + 2 * 4 * 48)
+  gradients = 2 * 4 * model.num_params
+  assert found.update_bytes == gradients + 4 * (16 * 2 * 480 + 2 * 4 * 48)
   larger = estimate(model, logit_chunk=1000)
-  assert larger.update_bytes == 4 * (16 * 2 * 480 + 2 * 10 * 48)
+  assert larger.update_bytes == gradients + 4 * (16 * 2 * 480 + 2 * 10 * 48)
   # 8 flops a parameter and token; attention 4*2*4*8 * (8 / 2) / 2 = 512.
   assert found.flops == 8 * 16 * (model.num_params + 512)
 
@@ -41,8 +43,13 @@ def test_memory_grows_with_what_it_should():
   assert estimate(examples.model(), logit_chunk=2).update_bytes == (
     base.update_bytes - 4 * 2 * 2 * 48
   )
-  assert base.peak_bytes == base.state_bytes + max(
-    base.sampling_bytes, base.update_bytes
+
+
+def test_every_part_of_the_fsdp_axis_samples_from_a_copy():
+  wide = estimate(examples.model(d_ff=4096), micro_rows=1, logit_chunk=1)
+  assert wide.peak_bytes(1) == wide.state_bytes + wide.update_bytes
+  assert wide.peak_bytes(4) == (
+    wide.state_bytes + 4 * wide.weight_bytes + wide.cache_bytes
   )
 
 

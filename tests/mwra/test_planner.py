@@ -84,7 +84,7 @@ def test_time_sharing_gives_everyone_all_devices():
 def test_policies_that_take_turns_keep_their_states():
   models = {name: examples.model() for name in 'abc'}
   need = cost.estimate(examples.model(), SHAPE)
-  enough = 2 * need.state_bytes + need.peak_bytes
+  enough = 2 * need.state_bytes + need.peak_bytes(1)
   plan(models, 1, time_share=True, device_bytes=enough)
   with pytest.raises(checks.InputError, match='3 policies that take turns'):
     plan(models, 1, time_share=True, device_bytes=enough - 1)
@@ -96,7 +96,7 @@ def test_too_little_memory_is_told_with_the_amount():
 
 
 def test_memory_asks_for_a_larger_slice():
-  need = cost.estimate(examples.model(), SHAPE).peak_bytes
+  need = cost.estimate(examples.model(), SHAPE).peak_bytes(4)
   slices = plan(
     {'a': examples.model(), 'b': examples.model()},
     8,
