@@ -8,13 +8,14 @@ import jax
 import ml_collections
 
 from mrl_jax import records
+from mrl_jax.rewards import functions
 from mrl_jax.training import worker as worker_lib
 
 
 def accuracy(
   workers: Mapping[str, worker_lib.Worker],
   prompts: Sequence[records.Prompt],
-  judge: worker_lib.Judge,
+  judge: functions.Judge,
   config: ml_collections.ConfigDict,
   keys: Mapping[str, jax.Array],
 ) -> dict[str, dict[str, float]]:

@@ -41,11 +41,11 @@ def batches(
 def _with_unique_ids(batch: Sequence[records.Prompt]) -> list[records.Prompt]:
   """A prompt may come twice in a batch, as one epoch meets the next."""
   seen = collections.Counter()
-  told = []
+  unique = []
   for prompt in batch:
     seen[prompt.id] += 1
     if seen[prompt.id] > 1:
       again = f'{prompt.id}#{seen[prompt.id]}'
       prompt = msgspec.structs.replace(prompt, id=again)
-    told.append(prompt)
-  return told
+    unique.append(prompt)
+  return unique

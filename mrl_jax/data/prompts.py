@@ -116,7 +116,7 @@ SOURCES = {'arithmetic': _arithmetic, 'jsonl': _jsonl}
 def balanced(
   prompts: Sequence[records.Prompt], count: int, seed: int
 ) -> list[records.Prompt]:
-  """At most `count` prompts, drawn as evenly over the families as they last."""
+  """At most `count` prompts, from the families in turn until each runs out."""
   shuffled = random.Random(seed).sample(prompts, len(prompts))
   by_family = {}
   for prompt in sorted(shuffled, key=lambda prompt: prompt.family):
@@ -124,3 +124,8 @@ def balanced(
   rounds = itertools.zip_longest(*by_family.values())
   drawn = (p for round in rounds for p in round if p is not None)
   return list(itertools.islice(drawn, count))
+
+
+def render(template: str, prompt: records.Prompt) -> str:
+  """The text of a prompt as one policy reads it."""
+  return template.replace('{prompt}', prompt.text)

@@ -21,7 +21,11 @@ def format(verdict: records.Verdict) -> float:
 REWARDS = {'exact': exact, 'format': format}
 
 
-def build(config) -> Callable[[bytes, str, str], tuple[float, str]]:
+# (payload, finish, gold answer) -> (reward, verdict)
+Judge = Callable[[bytes, records.Finish, str], tuple[float, records.Verdict]]
+
+
+def build(config) -> Judge:
   """The function that judges completions, from `config.reward`."""
   weights = {
     checks.choose(name, REWARDS, 'reward'): weight

@@ -15,7 +15,6 @@ from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.data import vocabulary
 from mrl_jax.thl import byte_tokenizer
-from mrl_jax.training import worker as worker_lib
 
 _MULTIPLE = 8  # Prompt positions are rounded up to it.
 # Of a text that a tokenizer learns from; the time grows with its square.
@@ -70,7 +69,9 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   }
   lengths = {
     name: {
-      p.id: len(worker_lib.prompt_ids(tokenizers[name], policy.template, p))
+      p.id: len(
+        tokenizers[name].encode_prompt(prompts_lib.render(policy.template, p))
+      )
       for p in (*train, *heldout, *examples[name])
     }
     for name, policy in config.policies.items()

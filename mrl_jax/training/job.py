@@ -26,6 +26,7 @@ from mrl_jax.mwra import planner
 from mrl_jax.rewards import functions
 from mrl_jax.see import exchange
 from mrl_jax.see import in_process
+from mrl_jax.thl import transfer
 from mrl_jax.training import batch
 from mrl_jax.training import inputs
 from mrl_jax.training import optimizer
@@ -44,13 +45,14 @@ class Job:
     workdir: where everything is written.
     cache: the folder of what other runs may use too.
     run: the fingerprint of the config, which names the run in records.
-    method: what is shared and what is minimised.
+    method: what is shared and what is maximised.
     inputs: prompts, and the policies' tokenizers.
     batches: prompts of every round; its state is the data cursor.
     judge: the verifier and the reward.
     plan: which policy has which devices.
     workers: one a policy.
     endpoints: each policy's place in the exchange.
+    limits: what every policy takes of its peers' rollouts.
   """
 
   config: ml_collections.ConfigDict
@@ -60,10 +62,11 @@ class Job:
   method: algorithms.Method
   inputs: inputs.Inputs
   batches: grain.DatasetIterator
-  judge: worker_lib.Judge
+  judge: functions.Judge
   plan: planner.Plan
   workers: Mapping[str, worker_lib.Worker]
   endpoints: Mapping[str, exchange.Endpoint]
+  limits: transfer.Limits
 
 
 def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
@@ -93,7 +96,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     config=config,
     workdir=workdir,
     cache=cache,
-    run=config_lib.digest(config_lib.what(config)),
+    run=config_lib.digest(config_lib.without_paths(config)),
     method=method,
     inputs=loaded,
     batches=batches,
@@ -101,6 +104,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     plan=plan,
     workers=_workers(config, method, loaded, plan),
     endpoints=_endpoints(config),
+    limits=transfer.Limits(**config.thl),
   )
 
 
@@ -117,10 +121,10 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
   """
   theirs = _claimed(workdir)
   if theirs is not None:
-    mine = config_lib.what(config)
+    mine = config_lib.without_paths(config)
     differ = [
       f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
-      for key in sorted({*theirs, *mine} - {*config_lib.PLACES, _INPUTS})
+      for key in sorted({*theirs, *mine} - {*config_lib.PATHS, _INPUTS})
       if theirs.get(key) != mine.get(key)
     ]
     checks.require(

@@ -12,7 +12,6 @@ from rich import console as console_lib
 
 from mrl_jax import evaluation
 from mrl_jax import files
-from mrl_jax.thl import transfer
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
@@ -106,7 +105,7 @@ def train(
 
 
 def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
-  """One round of all policies; returns what is told of each.
+  """Plays one round of all policies; returns the metrics of each.
 
   Policies sample and learn at the same time, each on its own mesh: nothing
   waits for a device until its result is needed.
@@ -129,12 +128,11 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       sampling[name], job.judge, job.run, round
     )
     job.endpoints[name].publish(round, job.method.publish(groups[name]))
-  limits = transfer.Limits(**config.thl)
   lessons, updates = {}, {}
   for name, worker in job.workers.items():
     received = job.endpoints[name].collect(round, job.method.kinds)
     lessons[name] = job.method.lesson(
-      groups[name], received, worker.tokenizer, limits
+      groups[name], received, worker.tokenizer, job.limits
     )
     updates[name] = worker.update(prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)

@@ -7,6 +7,7 @@ import random
 from flax import nnx
 import jax
 import ml_collections
+import msgspec
 import numpy as np
 from rich import console as console_lib
 
@@ -34,7 +35,9 @@ def run(
     return
   students = {}
   for name, worker in workers.items():
-    path = os.path.join(cache, 'warm_start', cache_name(worker, config))
+    path = os.path.join(
+      cache, 'warm_start', cache_name(worker, examples[name], config)
+    )
     params = checkpoint.restore_params(path, worker.state.params)
     if params is None:
       students[name] = Student(worker, examples[name], config), path
@@ -126,8 +129,8 @@ def demonstrations(
 ) -> Iterator[tuple[records.Prompt, str]]:
   """Endless prompts with their worked solutions.
 
-  Surfaces (what stands before the '/' of a family) have equal shares; a family
-  has a share of its surface as often as it is listed in `families`. In
+  Surfaces (the part of a family before '/') are drawn equally often; within a
+  surface, a family is drawn as often as it is listed in `families`. In
   `config.rejected_share` of the solutions the answer's marker is replaced by
   one that the verifier does not accept.
   """
@@ -147,13 +150,15 @@ def demonstrations(
 
 
 def cache_name(
-  worker: worker_lib.Worker, config: ml_collections.ConfigDict
+  worker: worker_lib.Worker,
+  examples: Sequence[records.Prompt],
+  config: ml_collections.ConfigDict,
 ) -> str:
   """Names all that the warm start of a policy depends on."""
   parts = {
     'policy': config_lib.flat(config.policies[worker.name]),
     'warm_start': config_lib.flat(config.warm_start),
-    'data': config_lib.flat(config.data),
+    'examples': msgspec.to_builtins(examples),
     'marker': config.reward.marker,
     'seed': config.seed,
     'tokenizer': worker.tokenizer.fingerprint,

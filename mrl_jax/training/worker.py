@@ -1,6 +1,6 @@
 """A policy at work on its own mesh: it samples, and learns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import math
 import time
 from typing import NamedTuple
@@ -14,16 +14,15 @@ import optax
 
 from mrl_jax import records
 from mrl_jax.config import ModelConfig
+from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.models import sharding
+from mrl_jax.rewards import functions
 from mrl_jax.sampling import sampler
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import batch
 from mrl_jax.training import state as state_lib
 from mrl_jax.training import update
-
-# (payload, finish, gold answer) -> (reward, verdict)
-Judge = Callable[[bytes, str, str], tuple[float, str]]
 
 
 class Sampling(NamedTuple):
@@ -33,15 +32,6 @@ class Sampling(NamedTuple):
   samples: sampler.Samples
   per_prompt: int
   temperature: float
-
-
-def prompt_ids(
-  tokenizer: byte_tokenizer.ByteTokenizer,
-  template: str,
-  prompt: records.Prompt,
-) -> np.ndarray:
-  """The prompt in a policy's template and tokens, i32 [C]."""
-  return tokenizer.encode_prompt(template.replace('{prompt}', prompt.text))
 
 
 class Worker:
@@ -88,7 +78,9 @@ class Worker:
     self.state = state_lib.fresh(params, self.model, self.optimizer, self.mesh)
 
   def prompt_ids(self, prompt: records.Prompt) -> np.ndarray:
-    return prompt_ids(self.tokenizer, self._template, prompt)
+    """The prompt in the policy's template and tokens, i32 [C]."""
+    text = prompts_lib.render(self._template, prompt)
+    return self.tokenizer.encode_prompt(text)
 
   def start_sampling(
     self,
@@ -121,7 +113,7 @@ class Worker:
     return Sampling(prompts, samples, per_prompt, temperature)
 
   def finish_sampling(
-    self, sampling: Sampling, judge: Judge, run: str, round: int
+    self, sampling: Sampling, judge: functions.Judge, run: str, round: int
   ) -> list[list[records.Rollout]]:
     """Waits for completions, and has them judged; groups of each prompt."""
     samples = jax.device_get(sampling.samples)

@@ -59,7 +59,7 @@ def test_a_long_prompt_that_is_held_out_is_left_out_too(tmp_path):
 
 
 def test_a_prompt_without_tokens_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(inputs.worker_lib, 'prompt_ids', lambda *args: [])
+  monkeypatch.setattr(inputs.prompts_lib, 'render', lambda *args: '')
   with pytest.raises(checks.InputError, match='has no token for policy gemma'):
     inputs.load(examples.run_config(), os.fspath(tmp_path))
 

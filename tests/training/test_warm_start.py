@@ -92,7 +92,6 @@ def test_a_step_shows_prompts_with_their_own_solutions_and_an_end(monkeypatch):
   [
     {'seed': 1},
     {'reward.marker': '#'},
-    {'data.seed': 1},
     {'warm_start.steps': 21},
     {'policies.llama.template': '{prompt} '},
   ],
@@ -105,7 +104,10 @@ def test_a_cached_warm_start_is_of_the_same_config(changes):
     mesh=workers.worker().mesh,
   )
   same, other = (
-    warm_start.cache_name(worker, examples.run_config(**c))
+    warm_start.cache_name(worker, PROMPTS, examples.run_config(**c))
     for c in ({}, changes)
   )
-  assert same == warm_start.cache_name(worker, examples.run_config()) != other
+  fewer = warm_start.cache_name(worker, PROMPTS[1:], examples.run_config())
+  again = warm_start.cache_name(worker, PROMPTS, examples.run_config())
+  assert same == again
+  assert len({same, other, fewer}) == 3
