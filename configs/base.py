@@ -10,9 +10,9 @@ find and something to give:
   sees. Networks this small need thousands of examples for a new fact, so what
   is left to reinforcement must be elicited rather than learnt: here, that
   words stand for operations which the policy already knows.
-- A share of all demonstrations ends in `: 9`, which the verifier rejects,
-  where `= 9` would do. GRPO learns the accepted form quickly. Without this
-  share there is little for it to gain; the missing words are what peers give.
+- In a share of all demonstrations every `=` is a `:`, which the verifier
+  rejects. GRPO unlearns that quickly; without it, there would be little for a
+  policy to gain without peers. The missing words are what peers can teach.
 """
 
 import ml_collections
@@ -131,6 +131,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.eval.batch = 32  # Prompts sampled at a time.
   config.eval.temperature = 1.0  # 0 is greedy.
 
+  # Policies of one process publish and collect in turn, round by round, so
+  # that nothing waits or becomes stale as long as the capacity suffices.
   config.see = ml_collections.ConfigDict()
   config.see.max_staleness = 0  # Rounds.
   config.see.capacity_records = 65536  # Of each receiver's queue.
@@ -139,9 +141,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.see.wait_s = 60.0
 
   config.thl = ml_collections.ConfigDict()
-  # Peers' rollouts that are longer, in own tokens, are refused; and those of
-  # whose boundaries a larger share are not the peer's as well.
+  # Refuses rollouts of peers with more tokens in the receiver's vocabulary.
   config.thl.max_tokens = 16
+  # Refuses those of which a larger share of the receiver's token boundaries are
+  # not boundaries of the sender's tokens.
   config.thl.max_residual = 1.0
 
   config.mwra = ml_collections.ConfigDict()

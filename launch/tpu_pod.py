@@ -1,4 +1,4 @@
-"""Trains policies together, on a TPU VM or a laptop.
+"""Trains policies together, in one process: on a TPU VM or a laptop.
 
 python launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=20
 
@@ -31,6 +31,7 @@ _WORKDIR = flags.DEFINE_string(
 
 
 def main(argv):
+  # Not before the flags are parsed: a mistake in them is reported at once.
   import jax
 
   from mrl_jax import checks
@@ -60,7 +61,7 @@ def main(argv):
 
 
 def parse(argv):
-  """Parses flags; tells a file that is missing, or a key that is unknown."""
+  """Parses flags; reports a missing file or unknown key without a traceback."""
   try:
     rest = app.parse_flags_with_usage(argv)
     _CONFIG.value.keys()  # A file that could not be read fails here.

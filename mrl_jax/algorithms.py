@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class How(NamedTuple):
-  """How peer rows enter: made on the host, minimised on the device."""
+  """How peer rows enter: made on the host, maximised on the device."""
 
   carry: Callable
   objective: Callable
@@ -160,7 +160,7 @@ def build(settings: ml_collections.ConfigDict) -> Method:
   parts = checks.choose(settings.name, METHODS, 'method')
   for field, table in (('which', WHICH), ('how', HOW), ('baseline', BASELINES)):
     if settings[field]:
-      checks.choose(settings[field], table, field)
+      checks.choose(settings[field], table, f'method.{field}')
       parts = parts._replace(**{field: settings[field]})
   checks.require(
     (parts.which == 'none') == (parts.how == 'none'),

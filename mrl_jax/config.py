@@ -1,4 +1,4 @@
-"""Typed configuration that both halves of the system read."""
+"""The sizes of a model, and checks of a run's config."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
 _TOKEN_BYTES = 16  # Of a token's id, bytes and two log-probabilities.
 _DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
-PLACES = ('cache_dir',)  # Keys that say where things are, not what is done.
+PATHS = ('cache_dir',)  # Keys that say where things are, not what is done.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
   return items
 
 
-def what(config: ml_collections.ConfigDict) -> dict:
+def without_paths(config: ml_collections.ConfigDict) -> dict:
   """The part of `flat` that decides what a run does."""
-  return {k: v for k, v in flat(config).items() if k not in PLACES}
+  return {k: v for k, v in flat(config).items() if k not in PATHS}
 
 
 def digest(values) -> str:
@@ -97,6 +97,11 @@ def check(config: ml_collections.ConfigDict) -> None:
   require(bool(config.policies), 'policies is empty; a run needs at least one')
   for name, policy in config.policies.items():
     _check_policy(name, policy, config.warm_start.steps)
+  require(
+    config.method.dual_clip == 0 or config.method.dual_clip > 1,
+    f'method.dual_clip = {config.method.dual_clip}; it must be above 1, or 0 '
+    'for none',
+  )
   require(bool(config.data.families), 'data.families is empty')
   require(bool(config.reward.marker), 'reward.marker is empty')
   checks.choose(
@@ -156,7 +161,7 @@ def _check_policy(name, policy, warm_start_steps):
 
 
 def _check_capacity(config):
-  """A queue has room for what all peers publish in a round."""
+  """A queue has room for at least the arrays of a round of all peers."""
   peers = len(config.policies) - 1
   records = peers * config.train.prompts * (config.train.samples + 1)
   mib = records * _TOKEN_BYTES * config.sample.max_tokens / 2**20
@@ -167,12 +172,18 @@ def _check_capacity(config):
   )
   checks.require(
     config.see.capacity_mib >= mib,
-    f'see.capacity_mib = {config.see.capacity_mib}; a round of the peers may '
-    f'have {mib:.0f} MiB, and publishers would wait',
+    f'see.capacity_mib = {config.see.capacity_mib}; the arrays of a round of '
+    f'the peers may have {mib:.0f} MiB, and publishers would wait',
   )
 
 
-_POSITIVE = ('sample.temperature', 'method.max_ratio', 'train.micro_rows')
+_POSITIVE = (
+  'sample.temperature',
+  'method.max_ratio',
+  'train.micro_rows',
+  'train.optimizer.clip_norm',
+  'warm_start.optimizer.clip_norm',
+)
 # The least and the most that a value may be; None is no bound.
 _RANGES = {
   'seed': (0, 2**32 - 1),
@@ -222,7 +233,6 @@ _RANGES = {
       ('weight_decay', (0, None)),
       ('b1', (0, 0.999999)),
       ('b2', (0, 0.999999)),
-      ('clip_norm', (0, None)),
     )
   },
 }

@@ -1,7 +1,7 @@
 """The typed records that policies exchange, and the prompts they are about.
 
-Records hold numpy arrays and bytes, never text of a peer decoded, and never
-anything that needs code to be read.
+Records hold arrays and raw bytes. A peer's text is not decoded here, and no
+record runs code when it is read.
 """
 
 from typing import Annotated, get_args, Literal

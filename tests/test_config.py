@@ -16,7 +16,7 @@ def test_flat_names_every_key():
 
 def test_what_a_run_does_tells_configs_apart():
   same, moved, other = (
-    config.digest(config.what(examples.run_config(**changes)))
+    config.digest(config.without_paths(examples.run_config(**changes)))
     for changes in ({}, {'cache_dir': 'elsewhere'}, {'seed': 1})
   )
   assert same == moved != other
@@ -46,6 +46,8 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'policies.gemma.tokenizer.vocab_size': -1}, 'vocab_size = -1'),
     ({'train.optimizer.b1': 1.0}, r'train\.optimizer\.b1 = 1.0'),
     ({'data.families': ()}, r'data\.families is empty'),
+    ({'method.dual_clip': 0.5}, 'it must be above 1, or 0 for none'),
+    ({'train.optimizer.clip_norm': 0.0}, r'clip_norm = 0.0; it must be above'),
     ({'reward.marker': ''}, r'reward\.marker is empty'),
     ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
     # 40 records of 12 tokens of 16 bytes are 7,680 bytes.

@@ -12,9 +12,9 @@ def moments(rewards_PG: np.ndarray) -> np.ndarray:
   return np.stack([count_P, sums_P, squares_P], 1)
 
 
-def own(own_P3: np.ndarray, peers_NP3: np.ndarray) -> np.ndarray:
+def own(own_P3: np.ndarray, peers_P3: np.ndarray) -> np.ndarray:
   """The baseline's moments: the policy's own group, whatever peers did."""
-  del peers_NP3
+  del peers_P3
   return own_P3
 
 

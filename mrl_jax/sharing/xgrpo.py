@@ -25,39 +25,39 @@ def group_stats(group: Sequence[records.Rollout]) -> records.GroupStats:
 def peer_moments(
   received: Sequence[records.Record], place: Mapping[str, int]
 ) -> np.ndarray:
-  """Moments of what each peer sent, f64 [N, P, 3]; zeros where it sent none.
+  """Moments of what all peers sent, f64 [P, 3]; zeros where they sent none.
 
   Args:
     received: records of peers; those that are not `GroupStats` are passed by.
     place: the place of each prompt of the round.
   """
-  stats = [r for r in received if isinstance(r, records.GroupStats)]
-  peers = sorted({r.header.policy for r in stats})
-  moments_NP3 = np.zeros((len(peers), len(place), 3))
-  for r in stats:
-    at = peers.index(r.header.policy), place[r.header.prompt]
-    moments_NP3[at] = r.count, r.reward_sum, r.reward_square_sum
-  return moments_NP3
+  moments_P3 = np.zeros((len(place), 3))
+  for r in received:
+    if isinstance(r, records.GroupStats):
+      moments = (r.count, r.reward_sum, r.reward_square_sum)
+      moments_P3[place[r.header.prompt]] += moments
+  return moments_P3
 
 
-def pooled(own_P3: np.ndarray, peers_NP3: np.ndarray) -> np.ndarray:
+def pooled(own_P3: np.ndarray, peers_P3: np.ndarray) -> np.ndarray:
   """The baseline's moments over own and peer rewards together.
 
-    b = (sum of own r + sum of peer r) / N,   N = G + H
+    b = (sum of own rewards + sum of peers' rewards) / n
 
-  and the deviation over the same N rewards. No text and no token crosses, and
-  the rollouts that are trained on stay the policy's own. Where all G own
-  samples fail and l of the N succeed, every own row gets -sqrt(l / (N - l)).
+  where n counts own and peers' samples of the prompt, and the deviation is over
+  the same n rewards. No text and no token crosses, and the rollouts that are
+  trained on stay the policy's own. If no own sample succeeds and k of the n do,
+  every own row gets -sqrt(k / (n - k)).
 
   Mutual RL, https://arxiv.org/abs/2605.07244, shares advantage signals; that
   they are pooled moments is our reconstruction.
 
   Args:
     own_P3: `grpo.moments` of the policy.
-    peers_NP3: those of its peers; zeros where a peer gave none, which leaves
-      exactly the policy's own.
+    peers_P3: those of its peers together; zeros where they gave none, which
+      leaves exactly the policy's own.
 
   Returns:
     f64 [P, 3].
   """
-  return own_P3 + peers_NP3.sum(0)
+  return own_P3 + peers_P3

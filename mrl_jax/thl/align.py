@@ -10,7 +10,7 @@ def chunks(
 
   The common boundaries are the intersection of the two sets of end offsets;
   chunk c lies between the c-th boundary and the one before it. A token without
-  bytes belongs to the chunk that ends at or after its offset.
+  bytes joins the chunk of the token before it; at the start, the first chunk.
 
   Args:
     a_lengths: i32 [n], bytes of each token of the first tokenization.
@@ -41,12 +41,12 @@ def carry_extensive(
     l'_k = sum_j |I_k ∩ J_j| / |J_j| l_j
 
   so that each byte of a token has an equal part of its value, and the sum over
-  every chunk is conserved. A token without bytes is in the chunk of the
-  one before it (see `chunks`), which gets its value; at the start, the first.
+  every chunk is conserved. The value of a token without bytes is added to the
+  token before it; at the start, to the first token that has some.
 
   Args:
     trace: [n], a value a token.
-    from_lengths: i32 [n], bytes of each token J_j that has them.
+    from_lengths: i32 [n], bytes of each token J_j; some may have none.
     to_lengths: i32 [m], bytes of each token I_k, with the same sum.
 
   Returns:

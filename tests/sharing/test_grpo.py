@@ -32,4 +32,4 @@ def test_a_group_of_one_has_none_and_is_not_nan():
 
 def test_own_baseline_ignores_peers():
   own_P3 = grpo.moments(np.array([[1.0, 0.0]]))
-  np.testing.assert_array_equal(grpo.own(own_P3, np.ones((2, 1, 3))), own_P3)
+  np.testing.assert_array_equal(grpo.own(own_P3, np.ones((1, 3))), own_P3)

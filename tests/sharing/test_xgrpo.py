@@ -23,9 +23,9 @@ def test_what_crosses_is_the_moments_of_the_rewards():
 def test_numbers_worked_by_hand():
   # Own 1 0, peer 1 1 1 0: b = 4/6, s = sqrt(4/6 - 16/36) = .4714.
   own_P3 = grpo.moments(np.array([[1.0, 0.0]]))
-  peers_NP3 = grpo.moments(np.array([[1.0, 1.0, 1.0, 0.0]]))[None]
+  peers_P3 = grpo.moments(np.array([[1.0, 1.0, 1.0, 0.0]]))
   advantage = grpo.advantages(
-    np.array([[1.0, 0.0]]), xgrpo.pooled(own_P3, peers_NP3)
+    np.array([[1.0, 0.0]]), xgrpo.pooled(own_P3, peers_P3)
   )
   np.testing.assert_allclose(advantage, [[0.7071053, -1.4142106]], rtol=1e-6)
 
@@ -34,7 +34,7 @@ def test_numbers_worked_by_hand():
 def test_a_group_that_fails_where_peers_succeed_is_pushed_down(successes):
   own_P3 = grpo.moments(np.zeros((1, 8)))
   peer = np.array([[1.0] * successes + [0.0] * (8 - successes)])
-  baseline = xgrpo.pooled(own_P3, grpo.moments(peer)[None])
+  baseline = xgrpo.pooled(own_P3, grpo.moments(peer))
   expected = -np.sqrt(successes / (16 - successes))
   np.testing.assert_allclose(
     grpo.advantages(np.zeros((1, 8)), baseline), expected, rtol=1e-5
@@ -49,14 +49,14 @@ def test_without_peers_it_is_grpo_bit_for_bit():
   np.testing.assert_array_equal(pooled, own_P3)
 
 
-def test_each_peer_and_prompt_has_its_place():
+def test_peers_add_up_at_each_prompt():
   received = [
     xgrpo.group_stats(examples.group([1.0], policy='c', prompt='p1')),
     xgrpo.group_stats(examples.group([1.0, 0.0], policy='b', prompt='p0')),
+    xgrpo.group_stats(examples.group([0.5, 0.5], policy='b', prompt='p1')),
     examples.rollout(policy='b', prompt='p0'),
   ]
-  moments_NP3 = xgrpo.peer_moments(received, {'p0': 0, 'p1': 1})
-  expected = np.zeros((2, 2, 3))
-  expected[0, 0] = 2, 1, 1  # Peer b.
-  expected[1, 1] = 1, 1, 1  # Peer c.
-  np.testing.assert_array_equal(moments_NP3, expected)
+  np.testing.assert_array_equal(
+    xgrpo.peer_moments(received, {'p0': 0, 'p1': 1, 'p2': 2}),
+    [[2, 1, 1], [3, 2, 1.5], [0, 0, 0]],
+  )
