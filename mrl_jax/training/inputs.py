@@ -32,7 +32,6 @@ class Inputs:
     skipped: how many prompts were left out as too long.
     tokenizers: of each policy.
     context: C of each policy.
-    digest: of the prompts and tokenizers, to know when they change.
   """
 
   train: Sequence[records.Prompt]
@@ -41,7 +40,13 @@ class Inputs:
   skipped: int
   tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer]
   context: Mapping[str, int]
-  digest: str
+
+  @property
+  def digest(self) -> str:
+    """Equal for equal prompts and tokenizers."""
+    prompts = msgspec.to_builtins((self.train, self.heldout, self.examples))
+    prints = {name: t.fingerprint for name, t in self.tokenizers.items()}
+    return config_lib.digest([prompts, prints])
 
 
 def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
@@ -67,52 +72,43 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     name: byte_tokenizer.load(_tokenizer_folder(policy.tokenizer, every, cache))
     for name, policy in config.policies.items()
   }
+  for name, prompts in examples.items():
+    _check_solutions(name, tokenizers[name], prompts, config)
   lengths = {
-    name: {
-      p.id: len(
-        tokenizers[name].encode_prompt(prompts_lib.render(policy.template, p))
-      )
-      for p in (*train, *heldout, *examples[name])
-    }
+    name: _lengths(
+      tokenizers[name], policy.template, (*train, *heldout, *examples[name])
+    )
     for name, policy in config.policies.items()
   }
   long = _too_long(lengths, config.sample)
-
-  def short(prompts, where):
-    kept = [prompt for prompt in prompts if prompt.id not in long]
-    gone = {p.family for p in prompts} - {p.family for p in kept}
-    checks.require(
-      not gone,
-      f'every prompt {where} {" and ".join(sorted(gone))} has more than '
-      f'sample.max_prompt_tokens = {config.sample.max_prompt_tokens} tokens',
-    )
-    return kept
-
-  for name, prompts in examples.items():
-    _check_solutions(name, tokenizers[name], prompts, config)
+  short = functools.partial(
+    _short, long=long, most=config.sample.max_prompt_tokens
+  )
   return Inputs(
-    train=short(train, 'to train on,'),
-    heldout=short(heldout, 'held out,'),
+    train=short('to train on,', train),
+    heldout=short('held out,', heldout),
     examples={
-      name: short(prompts, f'of the warm start of {name},')
+      name: short(f'of the warm start of {name},', prompts)
       for name, prompts in examples.items()
     },
     skipped=len(long),
     tokenizers=tokenizers,
-    context={
-      name: _MULTIPLE
-      * math.ceil(
-        max(n for id, n in by_id.items() if id not in long) / _MULTIPLE
-      )
-      for name, by_id in lengths.items()
-    },
-    digest=config_lib.digest(
-      [
-        msgspec.to_builtins((train, heldout, examples)),
-        {name: t.fingerprint for name, t in tokenizers.items()},
-      ]
-    ),
+    context={name: _context(by_id, long) for name, by_id in lengths.items()},
   )
+
+
+def _lengths(tokenizer, template, prompts) -> dict[str, int]:
+  """How many tokens a policy reads for each prompt, by its id."""
+  return {
+    p.id: len(tokenizer.encode_prompt(prompts_lib.render(template, p)))
+    for p in prompts
+  }
+
+
+def _context(lengths, long) -> int:
+  """Prompt positions that are enough for all but the long."""
+  longest = max(n for id, n in lengths.items() if id not in long)
+  return math.ceil(longest / _MULTIPLE) * _MULTIPLE
 
 
 def _too_long(lengths, config) -> set[str]:
@@ -131,6 +127,18 @@ def _too_long(lengths, config) -> set[str]:
         'leave such prompts out with --config.sample.long_prompts=skip',
       )
   return long
+
+
+def _short(where, prompts, *, long, most) -> list[records.Prompt]:
+  """Leaves out the long prompts; some of every family must stay."""
+  kept = [prompt for prompt in prompts if prompt.id not in long]
+  gone = {p.family for p in prompts} - {p.family for p in kept}
+  checks.require(
+    not gone,
+    f'every prompt {where} {" and ".join(sorted(gone))} has more than '
+    f'sample.max_prompt_tokens = {most} tokens',
+  )
+  return kept
 
 
 def _examples(every, policy, config) -> list[records.Prompt]:
