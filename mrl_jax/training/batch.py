@@ -10,10 +10,10 @@ import numpy as np
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import update
 
-# The weight of each token of a row of `length` tokens, in a mini-batch of `rows`
-# rows and `tokens` tokens. A policy's own samples have at most `longest` tokens;
-# a peer's response may have more. The weights contain the average, so that a
-# loss is a plain sum.
+# The weight of each token of a row of `length` tokens, in a mini-batch of
+# `rows` rows and `tokens` tokens. A policy's own samples have at most `longest`
+# tokens; a peer's response may have more. The weights contain the average, so
+# that a loss is a plain sum.
 AGGREGATIONS = {
   # All tokens alike: DAPO, 2503.14476, eq. 8.
   'token_mean': lambda length, rows, tokens, longest: 1 / tokens,

@@ -166,8 +166,8 @@ def _claim(workdir, config, loaded) -> None:
     return
   checks.require(
     theirs.get(_INPUTS) == loaded.digest,
-    f'{workdir} began with other prompts or tokenizers than its config leads to '
-    'now; put the files back to resume, or give a fresh --workdir',
+    f'{workdir} began with other prompts or tokenizers than its config leads '
+    'to now; put the files back to resume, or give a fresh --workdir',
   )
 
 
