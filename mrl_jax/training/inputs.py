@@ -72,8 +72,6 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     name: byte_tokenizer.load(_tokenizer_folder(policy.tokenizer, every, cache))
     for name, policy in config.policies.items()
   }
-  for name, prompts in examples.items():
-    _check_solutions(name, tokenizers[name], prompts, config)
   lengths = {
     name: _lengths(
       tokenizers[name], policy.template, (*train, *heldout, *examples[name])
@@ -84,13 +82,16 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   short = functools.partial(
     _short, long=long, most=config.sample.max_prompt_tokens
   )
+  examples = {
+    name: short(f'of the warm start of {name},', prompts)
+    for name, prompts in examples.items()
+  }
+  for name, prompts in examples.items():
+    _check_solutions(name, tokenizers[name], prompts, config)
   return Inputs(
     train=short('to train on,', train),
     heldout=short('held out,', heldout),
-    examples={
-      name: short(f'of the warm start of {name},', prompts)
-      for name, prompts in examples.items()
-    },
+    examples=examples,
     skipped=len(long),
     tokenizers=tokenizers,
     context={name: _context(by_id, long) for name, by_id in lengths.items()},
