@@ -99,3 +99,23 @@ def test_what_there_is_too_much_of_is_drawn_from_all_of_it(splits):
 def test_nothing_is_below_zero(splits):
   for rows in splits.values():
     assert not [row for row in rows if b'-' in row['solution']]
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_another_run_may_be_first_to_write_the_data(
+  first, tmp_path, monkeypatch
+):
+  write = arithmetic.Arithmetic.download_and_prepare
+
+  def too_late(builder):
+    if first:
+      write(builder)
+    raise FileExistsError('it is there already')
+
+  monkeypatch.setattr(arithmetic.Arithmetic, 'download_and_prepare', too_late)
+  if first:
+    builder = arithmetic.prepare(str(tmp_path), seed=0)
+    assert len(builder.as_data_source('heldout')) > 0
+  else:
+    with pytest.raises(FileExistsError):
+      arithmetic.prepare(str(tmp_path), seed=0)

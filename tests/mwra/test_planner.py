@@ -105,6 +105,34 @@ def test_memory_asks_for_a_larger_slice():
   assert all(len(s.devices) == 4 for s in slices.values())
 
 
+def test_every_device_of_the_fsdp_axis_has_room_for_a_copy_of_the_weights():
+  wide = examples.model(d_ff=4096)
+  tiny = cost.RoundShape(
+    rows=1, prompt_tokens=1, response_tokens=1, micro_rows=1, logit_chunk=1
+  )
+  weights = 4 * wide.num_params
+
+  def fits(models, size, **kwargs):
+    planner.plan(
+      models,
+      dict.fromkeys(models, tiny),
+      4,
+      divides=4,
+      device_bytes=int(size * weights),
+      **kwargs,
+    )
+
+  # Of the state, three times the weights, a device of four has .75; and a copy.
+  fits({'a': wide}, 1.8)
+  with pytest.raises(checks.InputError, match='fits on no slice'):
+    fits({'a': wide}, 1.7)
+  # Two states, and one of them has its copies: (6 + 4) / 4.
+  both = {'a': wide, 'b': wide}
+  fits(both, 2.6, time_share=True)
+  with pytest.raises(checks.InputError, match='take turns'):
+    fits(both, 2.4, time_share=True)
+
+
 def test_a_tensor_axis_that_does_not_divide_is_told():
   with pytest.raises(checks.InputError, match='num_kv_heads = 2'):
     plan({'a': examples.model()}, 8, tensor=4)
