@@ -82,6 +82,7 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   short = functools.partial(
     _short, long=long, most=config.sample.max_prompt_tokens
   )
+  train, heldout = short('to train on,', train), short('held out,', heldout)
   examples = {
     name: short(f'of the warm start of {name},', prompts)
     for name, prompts in examples.items()
@@ -89,8 +90,8 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   for name, prompts in examples.items():
     _check_solutions(name, tokenizers[name], prompts, config)
   return Inputs(
-    train=short('to train on,', train),
-    heldout=short('held out,', heldout),
+    train=train,
+    heldout=heldout,
     examples=examples,
     skipped=len(long),
     tokenizers=tokenizers,
