@@ -4,6 +4,7 @@ Records hold arrays and raw bytes. A peer's text is not decoded here, and no
 record runs code when it is read.
 """
 
+import math
 from typing import Annotated, get_args, Literal
 
 import msgspec
@@ -11,11 +12,16 @@ import numpy as np
 
 SCHEMA = 1
 LARGEST = 1e6  # Of rewards and log-probabilities, in absolute value.
+MAX_NAME = 1024  # Characters of a name, such as a prompt's id.
+MAX_TEXTS = 64  # Of an outcome.
 WHOLE_GROUP = -1  # The sample number of a record about a whole group.
+
+_MOST = 2**31 - 1  # Of anything that is counted.
 
 Finish = Literal['stop', 'length']
 Verdict = Literal['correct', 'wrong', 'unparsable']
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Sample = Annotated[int, msgspec.Meta(ge=WHOLE_GROUP, le=_MOST)]
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,14 +34,16 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
   solution: str = ''  # A worked example, where the source has one.
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class Header(
+  msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
   """Where a record comes from; (run ... sample) and the kind identify it."""
 
   run: str
   round: Count
   policy: str
   prompt: str
-  sample: int = WHOLE_GROUP
+  sample: Sample = WHOLE_GROUP
   version: Count  # Updates of the policy when it sampled.
   tokenizer: str  # Fingerprint of the policy's tokenizer.
   created: float  # Seconds since the epoch.
@@ -43,7 +51,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rollout(
-  msgspec.Struct, tag='rollout', frozen=True, kw_only=True, eq=False
+  msgspec.Struct,
+  tag='rollout',
+  frozen=True,
+  kw_only=True,
+  eq=False,
+  forbid_unknown_fields=True,
 ):
   """One completion, as the policy that sampled it saw it.
 
@@ -56,8 +69,10 @@ class Rollout(
       control tokens have none.
     sampling_logp: f32 [T], under the density sampled from (nats).
     policy_logp: f32 [T], under the policy at temperature 1 (nats).
-    temperature: of sampling.
+    mask: bool [T], the tokens that may be trained on.
+    temperature, top_p: of sampling.
     reward: the weighted sum of the reward functions.
+    advantage: of the reward in the sender's own group, as GRPO has it.
     verdict: what the verifier said of the answer.
   """
 
@@ -68,8 +83,11 @@ class Rollout(
   byte_lengths: np.ndarray
   sampling_logp: np.ndarray
   policy_logp: np.ndarray
+  mask: np.ndarray
   temperature: float
+  top_p: float = 1.0
   reward: float
+  advantage: float = 0.0
   verdict: Verdict
 
   @property
@@ -77,7 +95,13 @@ class Rollout(
     return self.verdict == 'correct'
 
 
-class GroupStats(msgspec.Struct, tag='group_stats', frozen=True, kw_only=True):
+class GroupStats(
+  msgspec.Struct,
+  tag='group_stats',
+  frozen=True,
+  kw_only=True,
+  forbid_unknown_fields=True,
+):
   """The rewards of one policy's samples of one prompt, as moments."""
 
   header: Header
@@ -87,7 +111,34 @@ class GroupStats(msgspec.Struct, tag='group_stats', frozen=True, kw_only=True):
   successes: Count
 
 
-Record = Rollout | GroupStats
+class Outcome(
+  msgspec.Struct,
+  tag='outcome',
+  frozen=True,
+  kw_only=True,
+  forbid_unknown_fields=True,
+):
+  """What one policy's samples of one prompt came to, without probabilities.
+
+  Attributes:
+    header: where it comes from.
+    count: samples.
+    successes: how many of them the verifier found correct.
+    texts: the bytes of some that it did, each ended by the policy itself.
+    verifier: what verified them.
+    verdict: what it said of every one of `texts`.
+  """
+
+  header: Header
+  count: Count
+  successes: Count
+  texts: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MAX_TEXTS)]
+  verifier: str
+  verdict: Verdict
+
+
+Record = Rollout | GroupStats | Outcome
+KINDS = ('rollout', 'group_stats', 'outcome')
 
 
 def kind(record: Record) -> str:
@@ -101,28 +152,31 @@ def identity(record: Record) -> tuple:
 
 
 def size(record: Record) -> int:
-  """Bytes of the record's payload and arrays; headers are not counted."""
-  if not isinstance(record, Rollout):
+  """Bytes of the record's text and arrays, without its numbers and names."""
+  if isinstance(record, GroupStats):
     return 0
-  arrays = (record.ids, record.byte_lengths, record.sampling_logp,
-            record.policy_logp)  # fmt: skip
-  return len(record.payload) + sum(a.nbytes for a in arrays)
+  if isinstance(record, Outcome):
+    return sum(map(len, record.texts))
+  return len(record.payload) + sum(
+    getattr(record, name).nbytes for name in _ARRAYS
+  )
 
 
 def fault(record: Record) -> str | None:
   """Why a record must be refused, as a short code; None when it is sound."""
-  if record.header.schema != SCHEMA:
+  header = record.header
+  if header.schema != SCHEMA:
     return 'schema'
-  if isinstance(record, GroupStats):
-    return _fault_of_stats(record)
-  return _fault_of_rollout(record)
+  names = (header.run, header.policy, header.prompt, header.tokenizer)
+  if max(map(len, names)) > MAX_NAME or not math.isfinite(header.created):
+    return 'header'
+  return _FAULTS[type(record)](record)
 
 
 def _fault_of_stats(stats):
-  if stats.header.sample != WHOLE_GROUP:
-    return 'sample'
-  if not 0 <= stats.successes <= stats.count or stats.count == 0:
-    return 'counts'
+  fault = _fault_of_counts(stats)
+  if fault:
+    return fault
   mean = stats.reward_sum / stats.count
   mean_square = stats.reward_square_sum / stats.count
   if not (abs(mean) <= LARGEST and mean_square <= LARGEST**2):
@@ -131,29 +185,72 @@ def _fault_of_stats(stats):
   return None if mean**2 <= mean_square * (1 + 1e-6) else 'moments'
 
 
+def _fault_of_outcome(outcome):
+  fault = _fault_of_counts(outcome)
+  if fault:
+    return fault
+  if len(outcome.texts) > min(outcome.successes, MAX_TEXTS):
+    return 'texts'
+  if not 0 < len(outcome.verifier) <= MAX_NAME:
+    return 'verifier'
+  return None if outcome.verdict == 'correct' else 'verdict'
+
+
+def _fault_of_counts(record):
+  if record.header.sample != WHOLE_GROUP:
+    return 'sample'
+  if not 0 <= record.successes <= record.count or record.count == 0:
+    return 'counts'
+  return None
+
+
 def _fault_of_rollout(record):
-  arrays = {
-    'ids': np.int32,
-    'byte_lengths': np.int32,
-    'sampling_logp': np.float32,
-    'policy_logp': np.float32,
-  }
-  for name, dtype in arrays.items():
+  shape = (record.ids.size,)
+  for name, dtype in _ARRAYS.items():
     array = getattr(record, name)
-    if array.dtype != dtype or array.shape != (record.ids.size,):
+    if array.dtype != dtype or array.shape != shape:
       return f'{name}_type'
-  if (record.ids < 0).any() or (record.byte_lengths < 0).any():
+  if _least(record.ids) < 0 or _least(record.byte_lengths) < 0:
     return 'negative'
-  if record.byte_lengths.sum() != len(record.payload):
+  if np.add.reduce(record.byte_lengths) != len(record.payload):
     return 'byte_lengths'
   if record.header.sample < 0:
     return 'sample'
   ended = bool(len(record.ids)) and not record.byte_lengths[-1]
-  if record.finish not in get_args(Finish) or (
-    record.finish == 'stop' and not ended
-  ):
+  if record.finish not in _FINISHES or (record.finish == 'stop' and not ended):
     return 'finish'
-  logps = np.concatenate([record.sampling_logp, record.policy_logp])
-  if not ((logps <= 0) & (logps >= -LARGEST)).all():
-    return 'logp'
-  return None if abs(record.reward) <= LARGEST else 'reward'
+  for logp in (record.sampling_logp, record.policy_logp):
+    if not -LARGEST <= _least(logp) <= _greatest(logp) <= 0:
+      return 'logp'
+  if not (0 <= record.temperature <= LARGEST and 0 < record.top_p <= 1):
+    return 'density'
+  if not abs(record.reward) <= LARGEST:
+    return 'reward'
+  return None if abs(record.advantage) <= LARGEST else 'advantage'
+
+
+# Of arrays that may be empty. A NaN is both the least and the greatest, and for
+# short arrays this takes a quarter of the time of `min` and `max`.
+
+
+def _least(array):
+  return array.item(array.argmin()) if array.size else 0
+
+
+def _greatest(array):
+  return array.item(array.argmax()) if array.size else 0
+
+
+_FINISHES = get_args(Finish)
+_ARRAYS = {
+  'ids': np.dtype(np.int32),
+  'byte_lengths': np.dtype(np.int32),
+  'sampling_logp': np.dtype(np.float32),
+  'policy_logp': np.dtype(np.float32),
+  'mask': np.dtype(np.bool_),
+}
+_FAULTS = {
+  Rollout: _fault_of_rollout,
+  GroupStats: _fault_of_stats,
+  Outcome: _fault_of_outcome,
+}

@@ -99,9 +99,24 @@ def rollout(
     byte_lengths=lengths,
     sampling_logp=2 * logp,
     policy_logp=logp,
+    mask=np.ones(len(ids), bool),
     temperature=0.5,
     reward=reward,
     verdict='correct' if reward else 'wrong',
+  )
+
+
+def outcome(
+  payloads: tuple[bytes, ...] = (b'= 13',), **header_fields
+) -> records.Outcome:
+  """A sound outcome of four samples, with these successes."""
+  return records.Outcome(
+    header=header(**{'sample': records.WHOLE_GROUP, **header_fields}),
+    count=4,
+    successes=len(payloads),
+    texts=payloads,
+    verifier='exact',
+    verdict='correct',
   )
 
 

@@ -7,77 +7,152 @@ from mrl_jax.sharing import xgrpo
 from tests import examples
 
 SOUND = examples.rollout(b'= 13')
+NOTHING = {
+  'payload': b'',
+  'ids': SOUND.ids[:0],
+  'byte_lengths': SOUND.byte_lengths[:0],
+  'sampling_logp': SOUND.sampling_logp[:0],
+  'policy_logp': SOUND.policy_logp[:0],
+  'mask': SOUND.mask[:0],
+}
+STATS = xgrpo.group_stats([SOUND])
+OUTCOME = examples.outcome()
 
 
 def changed(**fields):
   return msgspec.structs.replace(SOUND, **fields)
 
 
-def test_sound_records_have_no_fault():
-  assert records.fault(SOUND) is None
-  assert records.fault(examples.rollout(b'', finish='stop')) is None
-  assert records.fault(examples.rollout(b'', finish='length')) is None
-  assert records.fault(examples.rollout(logp=np.zeros(5, np.float32))) is None
-  assert records.fault(xgrpo.group_stats([SOUND])) is None
+def lengths(*values):
+  return np.array(values, np.int32)
+
+
+def headed(**fields):
+  return {'header': examples.header(**fields)}
 
 
 @pytest.mark.parametrize(
-  ('record', 'fault'),
+  'record',
   [
-    (changed(header=examples.header(schema=2)), 'schema'),
-    (changed(ids=SOUND.ids.astype(np.int64)), 'ids_type'),
-    (changed(policy_logp=SOUND.policy_logp[:-1]), 'policy_logp_type'),
-    (changed(ids=SOUND.ids.reshape(1, -1)), 'ids_type'),
-    (changed(ids=-SOUND.ids), 'negative'),
-    (changed(byte_lengths=np.array([2, -1, 2, 1, 0], np.int32)), 'negative'),
-    (changed(payload=b'= 133'), 'byte_lengths'),
-    (changed(policy_logp=-SOUND.policy_logp), 'logp'),
-    (changed(sampling_logp=SOUND.sampling_logp * np.nan), 'logp'),
-    (changed(policy_logp=np.full(5, -3e38, np.float32)), 'logp'),
-    (changed(reward=np.inf), 'reward'),
-    (changed(reward=np.nan), 'reward'),
-    (changed(reward=1e300), 'reward'),
-    (changed(finish='tired'), 'finish'),
-    (changed(header=examples.header(sample=-1)), 'sample'),
-    (
-      changed(
-        payload=b'= 133', byte_lengths=np.array([1, 1, 1, 1, 1], np.int32)
-      ),
-      'finish',
-    ),
-    (
-      changed(
-        payload=b'',
-        ids=SOUND.ids[:0],
-        byte_lengths=SOUND.byte_lengths[:0],
-        sampling_logp=SOUND.sampling_logp[:0],
-        policy_logp=SOUND.policy_logp[:0],
-      ),
-      'finish',
-    ),
+    SOUND,
+    examples.rollout(b'', finish='stop'),
+    examples.rollout(b'', finish='length'),
+    examples.rollout(logp=np.zeros(5, np.float32)),
+    changed(finish='length', **NOTHING),
+    changed(mask=~SOUND.mask, top_p=0.1, temperature=0.0, advantage=-2.0),
+    changed(ids=np.repeat(SOUND.ids, 2)[::2]),
+    STATS,
+    xgrpo.group_stats(examples.group([0.1] * 7)),  # Its sums are rounded.
+    OUTCOME,
+    examples.outcome(()),
+    msgspec.structs.replace(OUTCOME, successes=4),
   ],
 )
-def test_every_fault_is_named(record, fault):
-  assert records.fault(record) == fault
+def test_sound_records_have_no_fault(record):
+  assert records.fault(record) is None
 
 
-def test_faults_of_group_stats():
-  stats = xgrpo.group_stats([SOUND])
-  replace = msgspec.structs.replace
-  for fields, fault in (
+@pytest.mark.parametrize(
+  ('fields', 'fault'),
+  [
+    (headed(schema=2), 'schema'),
+    (headed(prompt='p' * 1025), 'header'),
+    (headed(policy='p' * 1025), 'header'),
+    (headed(run='r' * 1025), 'header'),
+    (headed(tokenizer='t' * 1025), 'header'),
+    (headed(created=np.nan), 'header'),
+    (headed(created=-np.inf), 'header'),
+    ({'ids': SOUND.ids.astype(np.int64)}, 'ids_type'),
+    ({'ids': SOUND.ids.reshape(1, -1)}, 'ids_type'),
+    ({'byte_lengths': SOUND.policy_logp}, 'byte_lengths_type'),
+    ({'sampling_logp': SOUND.ids}, 'sampling_logp_type'),
+    ({'policy_logp': SOUND.policy_logp[:-1]}, 'policy_logp_type'),
+    ({'policy_logp': SOUND.policy_logp.astype('>f4')}, 'policy_logp_type'),
+    ({'mask': SOUND.ids}, 'mask_type'),
+    ({'mask': SOUND.mask[:-1]}, 'mask_type'),
+    ({'ids': -SOUND.ids}, 'negative'),
+    ({'byte_lengths': lengths(2, -1, 2, 1, 0)}, 'negative'),
+    ({'payload': b'= 133'}, 'byte_lengths'),
+    ({'byte_lengths': lengths(2**31 - 1, 2**31 - 1, 2, 4, 0)}, 'byte_lengths'),
+    (headed(sample=-1), 'sample'),
+    ({'finish': 'tired'}, 'finish'),
+    ({'payload': b'= 133', 'byte_lengths': lengths(1, 1, 1, 1, 1)}, 'finish'),
+    (NOTHING, 'finish'),
+    ({'policy_logp': -SOUND.policy_logp}, 'logp'),
+    ({'sampling_logp': SOUND.sampling_logp * np.nan}, 'logp'),
+    ({'policy_logp': np.full(5, -3e38, np.float32)}, 'logp'),
+    ({'sampling_logp': np.full(5, -np.inf, np.float32)}, 'logp'),
+    ({'temperature': -0.1}, 'density'),
+    ({'temperature': np.nan}, 'density'),
+    ({'temperature': np.inf}, 'density'),
+    ({'top_p': 0.0}, 'density'),
+    ({'top_p': 1.1}, 'density'),
+    ({'top_p': np.nan}, 'density'),
+    ({'reward': np.inf}, 'reward'),
+    ({'reward': np.nan}, 'reward'),
+    ({'reward': 1e300}, 'reward'),
+    ({'advantage': -np.inf}, 'advantage'),
+    ({'advantage': np.nan}, 'advantage'),
+  ],
+)
+def test_every_fault_of_a_rollout_is_named(fields, fault):
+  assert records.fault(changed(**fields)) == fault
+
+
+@pytest.mark.parametrize('length', [1, 2, 7, 16, 33])
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf, 0.1])
+def test_one_bad_log_probability_is_found_anywhere(length, value):
+  sound = examples.rollout(b'x' * length, finish='length')
+  for t in range(length):
+    logp = sound.policy_logp.copy()
+    logp[t] = value
+    for name in ('policy_logp', 'sampling_logp'):
+      bad = msgspec.structs.replace(sound, **{name: logp})
+      assert records.fault(bad) == 'logp'
+
+
+@pytest.mark.parametrize(
+  ('fields', 'fault'),
+  [
+    (headed(schema=0, sample=-1), 'schema'),
+    (headed(created=np.inf, sample=-1), 'header'),
+    (headed(sample=0), 'sample'),
+    ({'successes': 2}, 'counts'),
+    ({'count': 0, 'successes': 0}, 'counts'),
+    ({'count': -2, 'successes': -3}, 'counts'),
     ({'reward_sum': np.nan}, 'reward'),
     ({'reward_square_sum': np.nan}, 'reward'),
     ({'reward_sum': 1e300, 'reward_square_sum': 1e300}, 'reward'),
     ({'reward_square_sum': -1.0}, 'moments'),
     ({'reward_sum': 2.0}, 'moments'),  # One reward, 2, has the square 4.
-    ({'successes': 2}, 'counts'),
-    ({'count': 0, 'successes': 0}, 'counts'),
-    ({'count': -2, 'successes': -3}, 'counts'),
-    ({'header': SOUND.header}, 'sample'),
-  ):
-    assert records.fault(replace(stats, **fields)) == fault, fields
-  many = xgrpo.group_stats(examples.group([0.1] * 7))
-  assert records.fault(many) is None  # Its sums are rounded.
+  ],
+)
+def test_every_fault_of_group_stats_is_named(fields, fault):
+  assert records.fault(msgspec.structs.replace(STATS, **fields)) == fault
+
+
+@pytest.mark.parametrize(
+  ('fields', 'fault'),
+  [
+    (headed(schema=2, sample=-1), 'schema'),
+    (headed(sample=0), 'sample'),
+    ({'successes': 5}, 'counts'),
+    ({'count': 0, 'successes': 0, 'texts': ()}, 'counts'),
+    ({'texts': (b'= 13', b'= 13')}, 'texts'),
+    ({'count': 99, 'successes': 99, 'texts': (b'= 13',) * 65}, 'texts'),
+    ({'verifier': ''}, 'verifier'),
+    ({'verifier': 'v' * 1025}, 'verifier'),
+    ({'verdict': 'wrong'}, 'verdict'),
+  ],
+)
+def test_every_fault_of_an_outcome_is_named(fields, fault):
+  assert records.fault(msgspec.structs.replace(OUTCOME, **fields)) == fault
+
+
+def test_size_is_that_of_text_and_arrays():
+  assert records.size(SOUND) == 4 + 5 * (4 + 4 + 4 + 4 + 1)
+  assert records.size(examples.outcome((b'= 13', b'13'))) == 6
+  assert records.size(STATS) == 0
 
 
 def test_identity_tells_where_and_when_and_what():
@@ -88,10 +163,12 @@ def test_identity_tells_where_and_when_and_what():
       ('run', 'other'), ('round', 1), ('policy', 'c'), ('prompt', 'p1')
     )
   ]  # fmt: skip
-  some = [*group, xgrpo.group_stats(group)]
-  assert len({records.identity(r) for r in (*some, *elsewhere)}) == 7
+  some = [*group, xgrpo.group_stats(group), OUTCOME]
+  assert len({records.identity(r) for r in (*some, *elsewhere)}) == 8
   assert [records.kind(r) for r in some] == [
     'rollout',
     'rollout',
     'group_stats',
+    'outcome',
   ]
+  assert {records.kind(r) for r in some} == set(records.KINDS)

@@ -1,6 +1,7 @@
 """Small tokenizers of the kinds there are; no jax."""
 
 import functools
+import json
 
 import tokenizers
 from tokenizers import decoders
@@ -17,7 +18,21 @@ BYTE_PIECES = [f'<0x{b:02X}>' for b in range(256)]
 
 def copy(tokenizer: byte_tokenizer.ByteTokenizer) -> tokenizers.Tokenizer:
   """Its backend, to be changed."""
-  return tokenizers.Tokenizer.from_str(tokenizer._start.to_str())
+  return tokenizers.Tokenizer.from_str(
+    json.loads(tokenizer.to_json())['tokenizer']
+  )
+
+
+def with_added(
+  kind: str, content: str, **options
+) -> byte_tokenizer.ByteTokenizer:
+  """A tokenizer of a kind that has one more token."""
+  tokenizer = KINDS[kind]()
+  backend = copy(tokenizer)
+  backend.add_tokens([tokenizers.AddedToken(content, **options)])
+  return byte_tokenizer.ByteTokenizer(
+    backend, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+  )
 
 
 def byte_level(

@@ -36,5 +36,6 @@ def worker() -> worker_lib.Worker:
       aggregation='token_mean',
     ),
     logit_chunk=64,
+    mask_truncated=False,
     key=jax.random.key(0),
   )

@@ -19,6 +19,7 @@ class Row(NamedTuple):
     old_logp: f32 [T], of the policy that sampled it, at temperature 1.
     advantage: of the whole response.
     chunk: i32 [T], for ratios over chunks; see `losses/prp.py`.
+    mask: bool [T], the tokens that are trained on.
   """
 
   prompt: int
@@ -26,12 +27,15 @@ class Row(NamedTuple):
   old_logp: np.ndarray
   advantage: float
   chunk: np.ndarray
+  mask: np.ndarray
 
 
 def own_row(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
   """A rollout of the learner itself: the sampled ids, each its own chunk."""
   chunk = np.arange(len(rollout.ids), dtype=np.int32)
-  return Row(prompt, rollout.ids, rollout.policy_logp, advantage, chunk)
+  return Row(
+    prompt, rollout.ids, rollout.policy_logp, advantage, chunk, rollout.mask
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

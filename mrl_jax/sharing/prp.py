@@ -31,7 +31,12 @@ def carry(
     if moved is not None:
       carried.append(
         lesson.Row(
-          prompt, moved.ids, moved.behaviour_logp, advantage, moved.chunk
+          prompt,
+          moved.ids,
+          moved.behaviour_logp,
+          advantage,
+          moved.chunk,
+          moved.mask,
         )
       )
   return carried, residuals

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 
+import msgspec
 import numpy as np
 import tokenizers
 from tokenizers import models
@@ -17,6 +18,21 @@ from mrl_jax import hugging_face
 _SPACE = '\u2581'  # How SentencePiece writes a space.
 _BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
 _LONE_BYTES = re.compile('([\udc80-\udcff])')
+_LONE_SURROGATE = re.compile('[\ud800-\udfff]')
+
+
+def from_json(text: str) -> 'ByteTokenizer':
+  """The tokenizer whose `to_json` gave `text`.
+
+  Raises:
+    InputError: nothing did.
+  """
+  try:
+    parts = _DECODER.decode(text)
+    backend = tokenizers.Tokenizer.from_str(parts.tokenizer)
+  except Exception as error:  # tokenizers raises nothing more precise.
+    raise checks.InputError(f'not the JSON of a tokenizer: {error}') from error
+  return ByteTokenizer(backend, eos_id=parts.eos_id, bos_id=parts.bos_id)
 
 
 def load(path: str) -> 'ByteTokenizer':
@@ -25,6 +41,17 @@ def load(path: str) -> 'ByteTokenizer':
   return ByteTokenizer(
     hf.backend_tokenizer, eos_id=hf.eos_token_id, bos_id=hf.bos_token_id
   )
+
+
+class _Parts(msgspec.Struct, kw_only=True):
+  """What `ByteTokenizer.to_json` writes."""
+
+  tokenizer: str
+  eos_id: int
+  bos_id: int | None
+
+
+_DECODER = msgspec.json.Decoder(_Parts)
 
 
 class ByteTokenizer:
@@ -50,27 +77,34 @@ class ByteTokenizer:
     spec = json.loads(backend.to_str())
     spec.update(post_processor=None, truncation=None, padding=None)
     self.eos_id, self.bos_id = eos_id, bos_id
+    self._backend = backend
     self.fingerprint = config.digest({**spec, 'eos': eos_id, 'bos': bos_id})
-    special = {t['id']: t['content'] for t in spec['added_tokens']
-               if t['special']}  # fmt: skip
-    for id in {eos_id, bos_id} - {None}:
-      special.setdefault(id, backend.id_to_token(id))
-    for content in special.values():
+    added = {t['id']: t['content'] for t in spec['added_tokens']}
+    pieces = _pieces(backend, added)
+    special = {t['id'] for t in spec['added_tokens'] if t['special']}
+    special |= {eos_id, bos_id} - {None}
+    for i in special:
       checks.require(
-        len(content) > 1,
-        f'the control token {content!r} is a single character, which cannot be '
-        'told from the same character in a text',
+        0 <= i < len(pieces) and pieces[i] is not None,
+        f'the vocabulary has no token {i}, which is to be a control token',
       )
-    self.token_bytes = _token_bytes(backend, spec, special)
+      checks.require(
+        len(pieces[i]) > 1,
+        f'the control token {pieces[i]!r} is a single character, which cannot '
+        'be told from the same character in a text',
+      )
+    to_bytes = _piece_reader(spec['decoder'], set(added.values()))
+    self.token_bytes = [
+      b'' if piece is None or i in special else to_bytes(piece)
+      for i, piece in enumerate(pieces)
+    ]
     self.byte_length_V = np.array([len(b) for b in self.token_bytes], np.int32)
     self._byte_ids = {
       b: i for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1
     }
-    vocab = backend.get_vocab(with_added_tokens=True)
-    self._cut = _inside_any(
-      [*special.values(), *filter(_BYTE_PIECE.fullmatch, vocab)]
-    )
-    rest = _without_prefix(spec)
+    byte_pieces = filter(_BYTE_PIECE.fullmatch, filter(None, pieces))
+    self._cut = _inside_any([*(pieces[i] for i in special), *byte_pieces])
+    rest = _continuation(spec)
     self._normalize_start, self._normalize = map(_normalizer, (spec, rest))
     self._start, self._continue = map(_encoder, (spec, rest))
 
@@ -78,8 +112,26 @@ class ByteTokenizer:
   def vocab_size(self) -> int:
     return len(self.token_bytes)
 
+  def to_json(self) -> str:
+    """All that `from_json` needs to make the same tokenizer again."""
+    parts = _Parts(
+      tokenizer=self._backend.to_str(), eos_id=self.eos_id, bos_id=self.bos_id
+    )
+    return msgspec.json.encode(parts).decode()
+
   def encode_prompt(self, text: str) -> np.ndarray:
-    """Ids (i32) of `text` at the start of a sequence."""
+    """Ids (i32) of `text` at the start of a sequence.
+
+    Raises:
+      InputError: the text has half of a surrogate pair, which has no bytes.
+    """
+    lone = _LONE_SURROGATE.search(text)
+    if lone:
+      raise checks.InputError(
+        f'character {lone.start()} of a prompt is {lone[0]!r}, half of a '
+        'surrogate pair, which has no bytes; put the character there that was '
+        'meant'
+      )
     first = [] if self.bos_id is None else [self.bos_id]
     ids = self._encode(self._start, self._normalize_start(text))
     return np.array(first + ids, np.int32)
@@ -141,8 +193,12 @@ def _encoder(spec: dict) -> tokenizers.Tokenizer:
   return tokenizers.Tokenizer.from_str(json.dumps({**spec, 'normalizer': None}))
 
 
-def _without_prefix(spec: dict) -> dict:
-  """The same tokenizer without the space that some put before all text."""
+def _continuation(spec: dict) -> dict:
+  """The same tokenizer for what follows other text, of which it keeps all.
+
+  Some put a space before all text, and some added tokens take the white space
+  around them.
+  """
 
   def strip(step):
     if step is None:
@@ -161,29 +217,33 @@ def _without_prefix(spec: dict) -> dict:
     **spec,
     'normalizer': strip(spec['normalizer']),
     'pre_tokenizer': strip(spec['pre_tokenizer']),
+    'added_tokens': [
+      {**token, 'lstrip': False, 'rstrip': False}
+      for token in spec['added_tokens']
+    ],
   }
 
 
-def _token_bytes(backend, spec, special) -> list[bytes]:
-  to_bytes = _piece_reader(spec['decoder'])
-  added = {t['id']: t['content'].encode() for t in spec['added_tokens']}
+def _pieces(
+  backend: tokenizers.Tokenizer, added: dict[int, str]
+) -> list[str | None]:
+  """What each id is written as; None for those without a token."""
   size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-  table = []
-  for i in range(size):
-    piece = backend.id_to_token(i)
-    if piece is None or i in special:
-      table.append(b'')
-    else:
-      table.append(added[i] if i in added else to_bytes(piece))
-  return table
+  # A tokenizer may normalise added tokens; the encoders here, that have no
+  # normaliser, look for them as they are listed.
+  return [added.get(i, backend.id_to_token(i)) for i in range(size)]
 
 
-def _piece_reader(decoder: dict | None) -> Callable[[str], bytes]:
+def _piece_reader(
+  decoder: dict | None, added: set[str]
+) -> Callable[[str], bytes]:
   """What a tokenizer's decoder makes of a piece, whatever stands around it."""
   steps = decoder.get('decoders', [decoder]) if decoder else []
   kinds = {step['type']: step for step in steps}
   if 'ByteLevel' in kinds:
-    return functools.partial(_byte_level_bytes, alphabet=_byte_level_alphabet())
+    return functools.partial(
+      _byte_level_bytes, alphabet=_byte_level_alphabet(), added=added
+    )
   if 'WordPiece' in kinds:
     return functools.partial(
       _wordpiece_bytes, prefix=kinds['WordPiece']['prefix']
@@ -198,9 +258,12 @@ def _piece_reader(decoder: dict | None) -> Callable[[str], bytes]:
   )
 
 
-def _byte_level_bytes(piece: str, alphabet: dict[str, int]) -> bytes:
-  if not alphabet.keys() >= set(piece):
-    return piece.encode()  # As the decoder has it.
+def _byte_level_bytes(
+  piece: str, alphabet: dict[str, int], added: set[str]
+) -> bytes:
+  # Added tokens are not written in the alphabet, nor are a few others.
+  if piece in added or not alphabet.keys() >= set(piece):
+    return piece.encode()
   return bytes(alphabet[c] for c in piece)
 
 

@@ -31,11 +31,14 @@ class Transferred:
     ids: i32 [m], with the receiver's end-of-sequence if the peer stopped.
     behaviour_logp: f32 [m], the peer's log-probabilities at temperature 1,
       carried as an extensive trace; their sum is conserved in every chunk.
+    mask: bool [m], the tokens that may be trained on: those that have no byte
+      of a token that the peer masked.
     chunk: i32 [m], the common-boundary chunk of each token.
   """
 
   ids: np.ndarray
   behaviour_logp: np.ndarray
+  mask: np.ndarray
   chunk: np.ndarray
 
 
@@ -44,32 +47,41 @@ class Residual:
   """What could not be carried, summed over the rollouts of a direction.
 
   Attributes:
-    rollouts: that were offered.
-    refused: those among them that were not carried, by reason.
+    rollouts, payload_bytes: that were offered.
+    refused, refused_bytes: those among them that were not carried, by reason.
+    specials_dropped: tokens of the sender, end-of-sequence aside, that have no
+      bytes and so left nothing in the rollouts carried.
     sender_tokens, receiver_tokens: of the rollouts carried.
     chunks: of the rollouts carried, by how many tokens of the sender and of
       the receiver they have: '1:1', '1:n', 'n:1' and 'n:m'.
   """
 
   rollouts: int = 0
+  payload_bytes: int = 0
   refused: dict[str, int] = dataclasses.field(default_factory=dict)
+  refused_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+  specials_dropped: int = 0
   sender_tokens: int = 0
   receiver_tokens: int = 0
   chunks: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def add(self, other: 'Residual') -> None:
     self.rollouts += other.rollouts
+    self.payload_bytes += other.payload_bytes
+    self.specials_dropped += other.specials_dropped
     self.sender_tokens += other.sender_tokens
     self.receiver_tokens += other.receiver_tokens
     for mine, theirs in (
       (self.refused, other.refused),
+      (self.refused_bytes, other.refused_bytes),
       (self.chunks, other.chunks),
     ):
       for name, n in theirs.items():
-        mine[name] = mine.get(name, 0) + n
+        _count(mine, name, n)
 
-  def refuse(self, reason: str) -> None:
-    self.refused[reason] = self.refused.get(reason, 0) + 1
+  def refuse(self, rollout: records.Rollout, reason: str) -> None:
+    _count(self.refused, reason, 1)
+    _count(self.refused_bytes, reason, len(rollout.payload))
 
   @property
   def segmentation_error(self) -> float:
@@ -87,9 +99,10 @@ def transfer(
 ) -> Transferred | None:
   """Carries `rollout` over, and enters what happened in `residual`.
 
-  With equal tokenizers the sampled ids are kept as they are. Otherwise the
-  payload is encoded anew; end-of-sequence is an event that both sides have a
-  token for, so that the two are aligned with each other.
+  With equal tokenizers the sampled ids are kept as they are, control tokens
+  among them. Otherwise the payload is encoded anew, and control tokens, which
+  have no bytes, are dropped and counted; end-of-sequence is an event that both
+  sides have a token for, so that the two are aligned with each other.
 
   Args:
     rollout: a record of a peer without a `records.fault`.
@@ -100,22 +113,24 @@ def transfer(
   Returns:
     The rollout in the receiver's tokens, or None if it was refused because
     its bytes could not be written in them ('round_trip'), its ids do not stand
-    for its bytes ('ids'), there is nothing in it ('empty'), it became too long
-    ('too_long') or too few of its boundaries are the sender's ('residual').
+    for its bytes and its finish ('ids'), there is nothing in it ('empty'), it
+    became too long ('too_long') or too few of its boundaries are the sender's
+    ('residual').
   """
   residual.rollouts += 1
+  residual.payload_bytes += len(rollout.payload)
+  specials_dropped = 0
   if rollout.header.tokenizer == receiver.fingerprint:
     ids, behaviour_logp = rollout.ids, rollout.policy_logp
-    if (ids >= receiver.vocab_size).any() or (
-      receiver.decode(ids) != rollout.payload
-    ):
-      residual.refuse('ids')
+    if not _can_be_sampled(rollout, receiver):
+      residual.refuse(rollout, 'ids')
       return None
+    mask = rollout.mask
     sender_chunk = chunk = np.arange(len(ids), dtype=np.int32)
   else:
     ids = receiver.encode(rollout.payload)
     if receiver.decode(ids) != rollout.payload:
-      residual.refuse('round_trip')
+      residual.refuse(rollout, 'round_trip')
       return None
     sender_lengths = rollout.byte_lengths.copy()
     lengths = receiver.byte_length_V[ids]
@@ -124,16 +139,35 @@ def transfer(
       sender_lengths[-1] = 1
       lengths = np.append(lengths, np.int32(1))
       ids = np.append(ids, np.int32(receiver.eos_id))
+    specials_dropped = int((sender_lengths == 0).sum())
     sender_chunk, chunk = align.chunks(sender_lengths, lengths)
     behaviour_logp = align.carry_extensive(
       rollout.policy_logp, sender_lengths, lengths
     ).astype(np.float32)
+    mask = align.carry_mask(rollout.mask, sender_lengths, lengths)
   refused = _refusal(chunk, limits)
   if refused:
-    residual.refuse(refused)
+    residual.refuse(rollout, refused)
     return None
+  residual.specials_dropped += specials_dropped
   _count_chunks(residual, sender_chunk, chunk)
-  return Transferred(ids=ids, behaviour_logp=behaviour_logp, chunk=chunk)
+  return Transferred(
+    ids=ids, behaviour_logp=behaviour_logp, mask=mask, chunk=chunk
+  )
+
+
+def _can_be_sampled(rollout, receiver) -> bool:
+  """Whether a policy of the receiver's tokenizer can have sampled this.
+
+  Sampling ends with the first end-of-sequence. Another control token may stand
+  anywhere: a policy may sample one, and its payload is then silent about it.
+  """
+  ids = rollout.ids
+  if (ids >= receiver.vocab_size).any():
+    return False
+  last = [len(ids) - 1] if rollout.finish == 'stop' else []
+  ends = np.flatnonzero(ids == receiver.eos_id)
+  return ends.tolist() == last and receiver.decode(ids) == rollout.payload
 
 
 def _refusal(chunk, limits) -> str | None:
@@ -158,4 +192,8 @@ def _count_chunks(residual, sender_chunk, chunk):
     (True, True, 'n:m'),
   ):
     same = ((senders > 1) == many_s) & ((receivers > 1) == many_r)
-    residual.chunks[name] = residual.chunks.get(name, 0) + int(same.sum())
+    _count(residual.chunks, name, int(same.sum()))
+
+
+def _count(counts: dict[str, int], name: str, n: int) -> None:
+  counts[name] = counts.get(name, 0) + n

@@ -10,8 +10,8 @@ import numpy as np
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import update
 
-# The weight of each token of a row of `length` tokens, in a mini-batch of
-# `rows` rows and `tokens` tokens. A policy's own samples have at most `longest`
+# The weight of each token that is trained on, of a row with `length` of them,
+# in a mini-batch of `rows` rows and `tokens` such tokens. A policy's own samples have at most `longest`
 # tokens; a peer's response may have more. The weights contain the average, so
 # that a loss is a plain sum.
 AGGREGATIONS = {
@@ -53,8 +53,8 @@ class Packer:
   ) -> list[dict[str, update.Rows]]:
     """The parts of every mini-batch; a prompt's rows stay together.
 
-    Rows of zero advantage have no gradient. They are left out, and counted in
-    the weights of the others.
+    Rows of zero advantage, or with every token masked, have no gradient. They
+    are left out, and counted in the weights of the others.
     """
     prompts = len(prompt_ids)
     return [
@@ -71,7 +71,7 @@ class Packer:
     ]
 
   def _weigh_and_pack(self, prompt_ids, parts):
-    lengths = [len(row.ids) for rows in parts.values() for row in rows]
+    lengths = [_trained(row) for rows in parts.values() for row in rows]
     weight = functools.partial(
       AGGREGATIONS[self.aggregation],
       rows=len(lengths),
@@ -80,7 +80,9 @@ class Packer:
     )
     packed = {}
     for name, rows in parts.items():
-      live = [(r, weight(len(r.ids))) for r in rows if r.advantage != 0]
+      live = [
+        (r, weight(_trained(r))) for r in rows if r.advantage and _trained(r)
+      ]
       if live or name == 'own':  # An update without signal is still a step.
         packed[name] = self.pack(prompt_ids, live, self.lengths[name])
     return packed
@@ -108,7 +110,7 @@ class Packer:
       tokens_BS[b, self.context : self.context + n] = row.ids
       valid_BS[b, self.context - len(prompt) : self.context + n] = True
       old_logp_BT[b, :n] = row.old_logp
-      weight_BT[b, :n] = weight
+      weight_BT[b, :n] = weight * row.mask
       advantage_B1[b] = row.advantage
       chunk_BT[b, :n] = row.chunk
 
@@ -123,3 +125,8 @@ class Packer:
       weight_BT=by_micro(weight_BT),
       chunk_BT=by_micro(chunk_BT),
     )
+
+
+def _trained(row: lesson_lib.Row) -> int:
+  """How many of a row's tokens are trained on."""
+  return int(np.count_nonzero(row.mask))

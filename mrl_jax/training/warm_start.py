@@ -116,8 +116,8 @@ class Student:
     tokenizer = self.worker.tokenizer
     ids = tokenizer.encode(solution.encode())
     ids = np.append(ids, np.int32(tokenizer.eos_id))
-    zeros = np.zeros(len(ids), np.int32)
-    return lesson.Row(prompt, ids, zeros, 1.0, zeros)
+    zeros, all_of_it = np.zeros(len(ids), np.int32), np.ones(len(ids), bool)
+    return lesson.Row(prompt, ids, zeros, 1.0, zeros, all_of_it)
 
 
 def demonstrations(

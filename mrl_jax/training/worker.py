@@ -18,6 +18,7 @@ from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.models import sharding
 from mrl_jax.rewards import functions
 from mrl_jax.sampling import sampler
+from mrl_jax.sharing import grpo
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import batch
@@ -60,6 +61,7 @@ class Worker:
     objectives: dict[str, update.Objective],
     packer: batch.Packer,
     logit_chunk: int,
+    mask_truncated: bool,
     key: jax.Array,
   ):
     self.name, self.model, self.mesh = name, model, mesh
@@ -70,6 +72,7 @@ class Worker:
     self._decode_places = sharding.params(
       self.state.params, mesh, sharding.DECODE
     )
+    self._mask_truncated = mask_truncated
     self._samplers = {}
     self._update = update.build(model, optimizer, mesh, objectives, logit_chunk)
 
@@ -132,12 +135,14 @@ class Worker:
       )
       first = p * sampling.per_prompt
       groups.append(
-        [
-          self._rollout(
-            samples, first + g, header, g, prompt, sampling.temperature, judge
-          )
-          for g in range(sampling.per_prompt)
-        ]
+        _with_advantages(
+          [
+            self._rollout(
+              samples, first + g, header, g, prompt, sampling.temperature, judge
+            )
+            for g in range(sampling.per_prompt)
+          ]
+        )
       )
     return groups
 
@@ -155,6 +160,7 @@ class Worker:
       byte_lengths=self.tokenizer.byte_length_V[ids],
       sampling_logp=samples.sampling_logp_BT[row, :n],
       policy_logp=samples.policy_logp_BT[row, :n],
+      mask=np.full(n, finish == 'stop' or not self._mask_truncated),
       temperature=temperature,
       reward=reward,
       verdict=verdict,
@@ -188,3 +194,12 @@ class Worker:
         greedy=greedy,
       )
     return self._samplers[per_prompt, greedy]
+
+
+def _with_advantages(group):
+  rewards_1G = np.array([[rollout.reward for rollout in group]])
+  advantage_1G = grpo.advantages(rewards_1G, grpo.moments(rewards_1G))
+  return [
+    msgspec.structs.replace(rollout, advantage=float(advantage))
+    for rollout, advantage in zip(group, advantage_1G[0], strict=True)
+  ]

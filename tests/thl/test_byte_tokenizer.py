@@ -10,8 +10,10 @@ from tokenizers import decoders
 from tokenizers import models
 from tokenizers import normalizers
 from tokenizers import pre_tokenizers
+from tokenizers import processors
 
 from mrl_jax import checks
+from mrl_jax import hugging_face
 from mrl_jax.thl import byte_tokenizer
 from tests import examples
 from tests import vocabularies
@@ -168,13 +170,12 @@ def test_settings_of_a_folder_do_not_cut_text():
   )
 
 
-def test_added_tokens_that_are_not_special_are_text():
-  backend = vocabularies.copy(BYTE_LEVEL)
-  backend.add_tokens(['  \u00e9'])
-  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
-  payload = 'a  \u00e9b'.encode()
+@pytest.mark.parametrize('added', ['  \u00e9', '\u00abthink\u00bb'])
+def test_added_tokens_that_are_not_special_are_text(added):
+  tokenizer = vocabularies.with_added('byte_level', added)
+  payload = f'a{added}b'.encode()
   ids = tokenizer.encode(payload)
-  assert '  \u00e9'.encode() in [tokenizer.token_bytes[i] for i in ids]
+  assert added.encode() in [tokenizer.token_bytes[i] for i in ids]
   assert tokenizer.decode(ids) == payload
 
 
@@ -224,6 +225,13 @@ def test_a_control_token_of_one_character_is_refused():
     from_backend(backend, BYTE_LEVEL.eos_id)
 
 
+@pytest.mark.parametrize('eos_id', [-1, 10**6])
+def test_an_end_that_is_not_in_the_vocabulary_is_refused(eos_id):
+  backend = vocabularies.copy(BYTE_LEVEL)
+  with pytest.raises(checks.InputError, match=f'has no token {eos_id}'):
+    from_backend(backend, eos_id)
+
+
 def test_a_piece_outside_the_byte_alphabet_stands_for_itself():
   spec = json.loads(BYTE_LEVEL._start.to_str())
   spec['model']['vocab']['\u65e5'] = len(spec['model']['vocab'])
@@ -233,7 +241,172 @@ def test_a_piece_outside_the_byte_alphabet_stands_for_itself():
   assert backend.decode([tokenizer.vocab_size - 1]) == '\u65e5'
 
 
+WITH_ALL_BYTES = pytest.mark.parametrize(
+  'kind',
+  ['byte_level', 'byte_level_nfc', 'sentencepiece', 'llama2_like', 'unigram'],
+)
+
+
+@WITH_ALL_BYTES
+@pytest.mark.parametrize('special', [False, True])
+def test_added_tokens_do_not_take_the_white_space_around_them(kind, special):
+  tokenizer = vocabularies.with_added(
+    kind, '<think>', lstrip=True, rstrip=True, normalized=False, special=special
+  )
+  text = 'a \t<think> \n = <think>1'
+  backend = vocabularies.copy(tokenizer)
+  hf = backend.decode(backend.encode(text).ids, skip_special_tokens=False)
+  assert not {'\t', '\n'} & set(hf)
+  ids = tokenizer.encode(text.encode())
+  assert tokenizer.decode(ids) == text.encode()
+  think = backend.token_to_id('<think>')
+  assert ids.tolist().count(think) == (0 if special else 2)
+
+
+@pytest.mark.parametrize('kind', sorted(vocabularies.KINDS))
+def test_an_added_token_that_is_not_special_has_its_bytes(kind):
+  tokenizer = vocabularies.with_added(kind, '<think>')
+  # WordPiece has no other text than words with a space before them.
+  text = b' <think> sort' if kind == 'wordpiece' else b'<think> sort'
+  ids = tokenizer.encode(text)
+  assert tokenizer.token_bytes[ids[0]] == text.removesuffix(b' sort')
+  assert tokenizer.decode(ids) == text
+  backend = vocabularies.copy(tokenizer)
+  hf = backend.decode(ids.tolist(), skip_special_tokens=True)
+  assert hf == '<think> sort'
+
+
+def test_an_end_that_a_normaliser_would_rewrite_cannot_be_written():
+  backend = vocabularies.copy(vocabularies.llama2_like())
+  backend.add_tokens([tokenizers.AddedToken('<end>', normalized=True)])
+  end = backend.token_to_id('<end>')
+  tokenizer = from_backend(backend, end)
+  for ids in (tokenizer.encode(b'a<end>'), tokenizer.encode_prompt('a<end>')):
+    assert end not in ids
+    assert tokenizer.decode(ids).endswith(b'a<end>')
+
+
+def test_added_tokens_of_spaces_are_spaces():
+  # Gemma lists runs of spaces as added tokens, and its model has them as well.
+  backend = tokenizers.Tokenizer(
+    models.BPE(
+      {'</s>': 0, '\u2581': 1, '\u2581\u2581': 2, 'a': 3},
+      [('\u2581', '\u2581')],
+    )
+  )
+  backend.normalizer = normalizers.Replace(' ', '\u2581')
+  backend.decoder = decoders.Sequence(
+    [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
+  )
+  backend.add_tokens([tokenizers.AddedToken('\u2581\u2581', normalized=False)])
+  tokenizer = from_backend(backend)
+  np.testing.assert_array_equal(tokenizer.encode(b'a  a'), [3, 2, 3])
+  assert tokenizer.decode([3, 2, 3]) == b'a  a'
+  assert backend.decode([3, 2, 3]) == 'a  a'
+
+
+@WITH_ALL_BYTES
+@pytest.mark.parametrize(
+  'control', ['<|im_end|>', '<|eot_id|>', '<｜end\u2581of\u2581sentence｜>']
+)
+def test_a_peer_cannot_write_a_control_token(kind, control):
+  tokenizer = vocabularies.with_added(kind, control, special=True)
+  payload = f'= 13{control}1'.replace('\u2581', ' ').encode()
+  ids = tokenizer.encode(payload)
+  assert tokenizer.byte_length_V[ids].all()
+  assert tokenizer.decode(ids) == payload
+
+
+def test_offsets_that_are_trimmed_do_not_matter():
+  backend = vocabularies.copy(BYTE_LEVEL)
+  backend.post_processor = processors.ByteLevel(trim_offsets=True)
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  payload = b'= 10   = \xf0\x9f\x91\x8d'
+  ids = tokenizer.encode(payload)
+  offsets = backend.encode(payload.decode()).offsets
+  assert sum(end - start for start, end in offsets) < len(payload)
+  lengths = tokenizer.byte_length_V[ids]
+  assert lengths.sum() == len(payload)
+  for end, n, i in zip(np.cumsum(lengths), lengths, ids, strict=True):
+    assert tokenizer.token_bytes[i] == payload[end - n : end]
+
+
+def test_two_ids_for_one_byte():
+  tokenizer = SENTENCEPIECE
+  newlines = [i for i, b in enumerate(tokenizer.token_bytes) if b == b'\n']
+  assert len(newlines) == 2
+  assert tokenizer.decode(newlines) == b'\n\n'
+  assert tokenizer.encode(b'\n')[0] in newlines
+
+
+def test_what_a_folder_cleans_up_is_not_cleaned_up_here(tmp_path):
+  folder = tmp_path / 'tokenizer'
+  hugging_face.save_tokenizer(
+    vocabularies.copy(BYTE_LEVEL), os.fspath(folder), eos_token='<eos>'
+  )
+  settings = folder / 'tokenizer_config.json'
+  cleaned = {'clean_up_tokenization_spaces': True}
+  settings.write_text(json.dumps(json.loads(settings.read_text()) | cleaned))
+  loaded = hugging_face.load_tokenizer(os.fspath(folder))
+  assert loaded.clean_up_tokenization_spaces
+  tokenizer = byte_tokenizer.load(os.fspath(folder))
+  payload = b"x != y , z . I 'm"
+  assert tokenizer.decode(tokenizer.encode(payload)) == payload
+
+
+def test_a_decoder_that_cleans_up_is_not_followed():
+  tokenizer = vocabularies.wordpiece()
+  payload = b' Tom has 4 , gets 6'
+  ids = tokenizer.encode(payload)
+  hf = vocabularies.copy(tokenizer).decode(ids.tolist())
+  assert hf == 'Tom has 4, gets 6'
+  assert tokenizer.decode(ids) == payload
+
+
+@pytest.mark.parametrize('kind', sorted(vocabularies.KINDS))
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('ab\ud83dc', r"character 2 of a prompt is '\\ud83d', half of a"),
+    ('\udc80', r"character 0 of a prompt is '\\udc80', half of a"),
+    ('\ud83d\ude00', r"character 0 of a prompt is '\\ud83d', half of a"),
+  ],
+)
+def test_half_of_a_surrogate_pair_is_refused(kind, text, message):
+  tokenizer = vocabularies.KINDS[kind]()
+  with pytest.raises(checks.InputError, match=message):
+    tokenizer.encode_prompt(text)
+
+
 @pytest.mark.parametrize('kind', ['llama2_like', 'unigram'])
 def test_only_the_first_part_of_a_cut_prompt_gets_the_space_before_text(kind):
   tokenizer = vocabularies.KINDS[kind]()
   assert tokenizer.decode(tokenizer.encode_prompt('hi</s>hi')) == b' hi</s>hi'
+
+
+@pytest.mark.parametrize('kind', vocabularies.KINDS)
+def test_a_tokenizer_comes_back_from_its_json(kind):
+  tokenizer = vocabularies.KINDS[kind]()
+  again = byte_tokenizer.from_json(tokenizer.to_json())
+  assert again.fingerprint == tokenizer.fingerprint
+  assert again.token_bytes == tokenizer.token_bytes
+  np.testing.assert_array_equal(
+    again.encode(b'= 10'), tokenizer.encode(b'= 10')
+  )
+
+
+@pytest.mark.parametrize(
+  'changed',
+  [
+    lambda parts: '',
+    lambda parts: '[]',
+    lambda parts: json.dumps({**parts, 'tokenizer': '{}'}),
+    lambda parts: json.dumps({**parts, 'tokenizer': 3}),
+    lambda parts: json.dumps({**parts, 'eos_id': 10_000}),
+    lambda parts: json.dumps({**parts, 'eos_id': None}),
+  ],
+)
+def test_other_json_is_told(changed):
+  parts = json.loads(BYTE_LEVEL.to_json())
+  with pytest.raises(checks.InputError):
+    byte_tokenizer.from_json(changed(parts))

@@ -10,7 +10,8 @@ PROMPTS = [np.array([7, 8, 9], np.int32), np.array([6], np.int32)]
 def row(prompt, length, advantage=1.0):
   ids = np.arange(1, length + 1, dtype=np.int32)
   logp = -np.arange(1, length + 1, dtype=np.float32)
-  return lesson.Row(prompt, ids, logp, advantage, ids - 1)
+  mask = np.ones(len(ids), bool)
+  return lesson.Row(prompt, ids, logp, advantage, ids - 1, mask)
 
 
 def packer(**changes):
@@ -103,6 +104,19 @@ def test_a_batch_without_any_signal_is_still_a_step():
   )
   assert set(parts) == {'own'}
   assert not parts['own'].weight_BT.any()
+
+
+def test_masked_tokens_are_not_trained_on_and_not_counted():
+  half = row(0, 4)._replace(mask=np.array([True, False, True, False]))
+  none = row(1, 3)._replace(mask=np.zeros(3, bool))
+  (parts,) = packer().mini_batch_parts(
+    PROMPTS, {'own': [half, none], 'peer': [row(1, 2)]}
+  )
+  weight_BT = parts['own'].weight_BT[0]
+  np.testing.assert_allclose(weight_BT[0], [0.25, 0, 0.25, 0, 0])
+  assert not weight_BT[1].any()
+  assert (parts['own'].tokens_BS[0, :, 4] > 0).sum() == 1
+  np.testing.assert_allclose(parts['peer'].weight_BT[0, 0, :2], 0.25)
 
 
 def test_mini_batches_keep_a_prompts_rows_together():

@@ -1,8 +1,11 @@
 import jax
 import numpy as np
+import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import records
+from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax.sharing import prp
 from mrl_jax.thl import transfer
 from tests import examples
 from tests import workers
@@ -41,6 +44,34 @@ def test_rollouts_are_sound_and_say_where_they_come_from():
       assert (rollout.finish == 'stop') == stopped
 
 
+def test_rollouts_carry_the_advantage_in_their_own_group():
+  seen = set()
+  for group in sample():
+    rewards = np.array([rollout.reward for rollout in group])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    for rollout, advantage in zip(group, expected, strict=True):
+      assert rollout.advantage == pytest.approx(advantage, abs=1e-6)
+      seen.add(np.sign(rollout.advantage))
+  assert {-1, 1} <= seen
+
+
+@pytest.mark.parametrize('mask_truncated', [True, False])
+def test_what_was_cut_off_may_be_masked(monkeypatch, mask_truncated):
+  monkeypatch.setattr(workers.worker(), '_mask_truncated', mask_truncated)
+  sampling = workers.worker().start_sampling(
+    PROMPTS[:1], 3, jax.random.key(0), 1.0
+  )
+  samples = jax.tree.map(np.array, jax.device_get(sampling.samples))
+  samples.tokens_BT[0, 3] = workers.worker().tokenizer.eos_id
+  samples.length_B[:2], samples.stopped_B[:2] = (4, 6), (True, False)
+  (group,) = workers.worker().finish_sampling(
+    sampling._replace(samples=samples), judge, run='run', round=0
+  )
+  stopped, cut = group[:2]
+  np.testing.assert_array_equal(stopped.mask, [True] * 4)
+  np.testing.assert_array_equal(cut.mask, [not mask_truncated] * 6)
+
+
 def test_a_number_of_prompts_that_the_mesh_does_not_divide_is_filled_up():
   for group, alone in zip(sample(PROMPTS[:3]), sample(PROMPTS), strict=False):
     for rollout, expected in zip(group, alone, strict=True):
@@ -66,6 +97,34 @@ def test_learning_changes_the_policy_and_its_version():
     )
   ]
   assert max(moved) > 0
+
+
+def test_a_peers_response_follows_the_prompt_as_the_learner_renders_it(
+  monkeypatch,
+):
+  seen = []
+  worker = workers.worker()
+  monkeypatch.setattr(worker, '_template', 'Q {prompt}\n')
+  monkeypatch.setattr(
+    worker, '_update', lambda state, parts: seen.append(parts) or (state, {})
+  )
+  peer = examples.rollout(
+    b'= 9', encoder=examples.tokenizer('sentencepiece'), policy='b', prompt='p1'
+  )
+  rows, residuals = prp.carry(
+    [(1, peer, 1.0)], worker.tokenizer, transfer.Limits(max_tokens=6)
+  )
+  worker.update(
+    PROMPTS[:2],
+    lesson_lib.Lesson(
+      own=[], peer=rows, residuals=residuals, peer_records=1,
+      peer_records_unused=0,
+    ),
+  )  # fmt: skip
+  part = seen[0]['peer']
+  ids = part.tokens_BS[0, 0][part.valid_BS[0, 0]]
+  assert worker.tokenizer.decode(ids) == b'Q sort \n= 9'
+  assert ids[-1] == worker.tokenizer.eos_id
 
 
 def test_an_empty_completion_is_a_legal_rollout():
