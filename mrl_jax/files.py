@@ -5,12 +5,15 @@ import contextlib
 import os
 import tempfile
 
+ASIDE = '.new'  # How the name of a file ends while it is written.
 
-def write(path: str, text: str) -> None:
+
+def write(path: str, content: str | bytes) -> None:
   """Writes a file so that a kill leaves the old one or the new one."""
-  aside = path + '.new'
-  with open(aside, 'w', encoding='utf-8') as f:
-    f.write(text)
+  aside = path + ASIDE
+  data = content.encode() if isinstance(content, str) else content
+  with open(aside, 'wb') as f:
+    f.write(data)
     f.flush()
     os.fsync(f.fileno())
   os.replace(aside, path)

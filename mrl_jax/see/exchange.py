@@ -1,32 +1,40 @@
 """What a policy sees of the exchange, whatever carries the records."""
 
-from collections.abc import Collection, Sequence
-import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+import time
 from typing import Protocol
 
+import msgspec
+
 from mrl_jax import records
-from mrl_jax.see import ledger
+from mrl_jax.see import inbox as inbox_lib
+from mrl_jax.see import journal as journal_lib
+from mrl_jax.see import ledger as ledger_lib
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-  """How much waits for a policy, how old it may be, and who waits how long.
+class Outlet(Protocol):
+  """The way from one policy to one peer.
 
   Attributes:
-    records, bytes: the most that one policy's queue holds.
-    max_staleness: rounds that a record may be old when it is collected.
-    block_s: how long a publisher waits for room before the oldest records go.
-    wait_s: how long a collector waits for its peers.
+    ledger: what was sent; None where the peer's own ledger says it all.
   """
 
-  records: int
-  bytes: int
-  max_staleness: int
-  block_s: float
-  wait_s: float
+  ledger: ledger_lib.Ledger | None
+
+  def send(self, round: int, published: Sequence[records.Record]) -> None:
+    """Sends a round's records, maybe none; after it, the round is over."""
+
+  def state(self) -> bytes:
+    """What is on its way, and the ledger."""
+
+  def restore(self, state: bytes) -> None:
+    """Puts back what `state` gave."""
+
+  def close(self) -> None:
+    """Waits, for a bounded time, until nothing is on its way."""
 
 
-class Endpoint(Protocol):
+class Endpoint:
   """One policy's place in the exchange.
 
   A round of a policy:
@@ -40,25 +48,70 @@ class Endpoint(Protocol):
 
   Attributes:
     ledger: what was offered to this policy, and what became of it.
+    sent: ledgers of what it sent to other processes, by peer.
   """
 
-  ledger: ledger.Ledger
+  def __init__(
+    self,
+    inbox: inbox_lib.Inbox,
+    outlets: Mapping[str, Outlet],
+    journal: journal_lib.Writer | None,
+    kinds: Collection[str],
+  ):
+    """Of a policy that shares records of these `kinds` with its peers."""
+    self._inbox, self._outlets, self._journal = inbox, outlets, journal
+    self._kinds = frozenset(kinds)
+    self.ledger = inbox.ledger
+    self.sent = {
+      peer: outlet.ledger for peer, outlet in outlets.items() if outlet.ledger
+    }
 
   def publish(self, round: int, published: Sequence[records.Record]) -> None:
     """Offers a round's records, maybe none, to everyone who listens.
 
-    A full queue blocks for a while; then its oldest records are evicted.
+    All of them are written to the journal; those of the kinds that are shared
+    go to the peers. A full queue blocks for a while; then its oldest records
+    are evicted.
     """
+    began = time.monotonic()
+    if self._journal:
+      self._journal.write(round, published)
+    shared = [r for r in published if records.kind(r) in self._kinds]
+    for outlet in self._outlets.values():
+      outlet.send(round, shared)
+    self.ledger.seconds += time.monotonic() - began
 
   def collect(self, round: int, kinds: Collection[str]) -> list[records.Record]:
     """Takes what peers published, in the order (policy, round, prompt, sample).
 
-    Waits, for a bounded time, until all of them have published `round`. What is
-    too old is dropped and counted; what is of a later round stays.
+    Waits until all of them have published `round`, except for those that have
+    been silent for too long. What is too old is dropped and counted; what is
+    of a later round or of another kind stays.
     """
+    began = time.monotonic()
+    received = self._inbox.collect(round, kinds)
+    self.ledger.seconds += time.monotonic() - began
+    return received
 
   def state(self) -> bytes:
-    """What waits, what peers have published, and the ledger."""
+    """What waits here or is on its way, and the ledgers."""
+    outlets = {peer: outlet.state() for peer, outlet in self._outlets.items()}
+    return msgspec.msgpack.encode([self._inbox.state(), outlets])
 
   def restore(self, state: bytes) -> None:
-    """Puts back what `state` gave."""
+    """Puts back what `state` gave; peers may have come, gone or moved."""
+    inbox, outlets = msgspec.msgpack.decode(state)
+    self._inbox.restore(inbox)
+    for peer, outlet in self._outlets.items():
+      if outlets.get(peer):
+        outlet.restore(outlets[peer])
+
+  def finish(self) -> None:
+    """Says that no round will follow."""
+    if self._journal:
+      self._journal.finish()
+
+  def close(self) -> None:
+    """Waits, for a bounded time, until peers have all that was published."""
+    for outlet in self._outlets.values():
+      outlet.close()

@@ -1,38 +1,107 @@
 """The books of the exchange: nothing is dropped without being counted."""
 
 import collections
+from collections.abc import Iterable
+import threading
 
-FATES = ('used', 'stale', 'refused', 'duplicate', 'evicted')
+RECEIVED = ('used', 'stale', 'refused', 'duplicate', 'evicted')
+SENT = ('acknowledged', 'refused', 'evicted')
 
 
 class Ledger:
-  """Counts of records offered to one policy, by what became of them.
+  """Counts of records between one policy and its peers, by their fate.
 
-  For every sender and kind, and at all times,
+  For every peer and kind, and at all times,
 
-    published = used + stale + refused + duplicate + evicted + waiting
+    published = the sum over all fates + waiting
 
-  where `waiting` is what the policy's queue still holds.
+  where `waiting` is what a queue still holds. What was offered to a policy and
+  what it sent over a wire are two ledgers, with fates of their own.
+
+  Attributes:
+    seconds: spent in the exchange by the thread that learns.
+    waited: seconds of them, by the peer that was waited for.
   """
 
-  def __init__(self):
+  def __init__(self, fates: Iterable[str] = RECEIVED):
+    self.seconds = 0.0
+    self.waited = collections.Counter()
+    self._fates = tuple(fates)
     self._counts = collections.Counter()
+    self._reasons = collections.Counter()
+    self._told = collections.Counter()
+    self._lock = threading.Lock()
 
-  def add(self, sender: str, kind: str, fate: str) -> None:
-    self._counts[sender, kind, fate] += 1
+  def add(
+    self,
+    peer: str,
+    kind: str,
+    fate: str,
+    count: int = 1,
+    *,
+    bytes: int = 0,
+    reason: str = '',
+  ) -> None:
+    """Counts records; those that are refused have a reason."""
+    with self._lock:
+      self._counts[peer, kind, fate] += count
+      if bytes:
+        self._counts[peer, kind, 'bytes'] += bytes
+      if reason:
+        self._reasons[peer, reason] += count
 
   def table(self) -> dict[str, dict[str, dict[str, int]]]:
-    """{sender: {kind: {fate: count}}}, all fates, `waiting` as the rest."""
+    """{peer: {kind: {fate: count}}}, with `bytes`, `waiting` and all fates."""
+    with self._lock:
+      counts = self._counts.copy()
     table = {}
-    for sender, kind in sorted({key[:2] for key in self._counts}):
-      count = {f: self._counts[sender, kind, f] for f in ('published', *FATES)}
-      count['waiting'] = count['published'] - sum(count[f] for f in FATES)
-      table.setdefault(sender, {})[kind] = count
+    for peer, kind in sorted({key[:2] for key in counts}):
+      row = {
+        name: counts[peer, kind, name]
+        for name in ('published', 'bytes', *self._fates)
+      }
+      settled = sum(row[fate] for fate in self._fates)
+      row['waiting'] = row['published'] - settled
+      table.setdefault(peer, {})[kind] = row
     return table
+
+  def refusals(self) -> dict[str, dict[str, int]]:
+    """{peer: {reason: count}}."""
+    with self._lock:
+      reasons = sorted(self._reasons.items())
+    table = {}
+    for (peer, reason), n in reasons:
+      table.setdefault(peer, {})[reason] = n
+    return table
+
+  def since_last(self) -> dict[str, dict[str, dict[str, int]]]:
+    """{peer: {kind: {fate: count}}} of what was added since the last call."""
+    with self._lock:
+      added = self._counts - self._told
+      self._told = self._counts.copy()
+    table = {}
+    for (peer, kind, name), n in sorted(added.items()):
+      table.setdefault(peer, {}).setdefault(kind, {})[name] = n
+    return table
+
+  def timing(self) -> collections.Counter:
+    """Seconds: 'exchange' in all, and in it 'waited/PEER' for each peer."""
+    waited = {f'waited/{peer}': s for peer, s in self.waited.items()}
+    return collections.Counter(exchange=self.seconds, **waited)
 
   def state(self) -> list:
     """As plain values, for a checkpoint."""
-    return [[*key, n] for key, n in sorted(self._counts.items())]
+    with self._lock:
+      books = [
+        [[*key, n] for key, n in sorted(counts.items())]
+        for counts in (self._counts, self._told, self._reasons)
+      ]
+    return [*books, dict(self.waited), self.seconds]
 
   def restore(self, state: list) -> None:
-    self._counts = collections.Counter({tuple(key): n for *key, n in state})
+    *counts, waited, self.seconds = state
+    self._counts, self._told, self._reasons = (
+      collections.Counter({tuple(key): n for *key, n in rows})
+      for rows in counts
+    )
+    self.waited = collections.Counter(waited)
