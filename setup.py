@@ -14,8 +14,10 @@ setuptools.setup(
     'array_record',
     'flax>=0.12',
     'grain',
+    'grpcio',
     'importlib_resources',  # tensorflow-datasets needs it and does not say so.
     'jax>=0.10',
+    'matplotlib',
     'ml-collections',
     'msgspec',
     'numpy',
@@ -28,7 +30,8 @@ setuptools.setup(
     'transformers>=5',
   ],
   extras_require={
-    'test': ['hypothesis', 'pytest'],
+    'bench': ['torch==2.13.0', 'trl==1.16.*'],
+    'test': ['hypothesis', 'pytest', 'trustme'],
     'lint': ['pre-commit', 'ruff==0.17.5'],
   },
 )

@@ -120,6 +120,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.train.micro_rows = 512  # Rows of one forward and backward pass.
   config.train.logit_chunk = 65536  # Tokens whose logits are held at once.
   config.train.aggregation = 'token_mean'
+  config.train.mask_truncated = False  # Learn nothing from what was cut off.
   config.train.optimizer = optimizer(
     learning_rate=3e-4, warmup_steps=0, final_fraction=0.2, weight_decay=0.0
   )
@@ -131,14 +132,29 @@ def get_config() -> ml_collections.ConfigDict:
   config.eval.batch = 32  # Prompts sampled at a time.
   config.eval.temperature = 1.0  # 0 is greedy.
 
-  # Policies of one process publish and collect in turn, round by round, so
-  # that nothing waits or becomes stale as long as the capacity suffices.
   config.see = ml_collections.ConfigDict()
-  config.see.max_staleness = 0  # Rounds.
-  config.see.capacity_records = 65536  # Of each receiver's queue.
+  config.see.max_staleness = 0  # Rounds that a record may be old.
+  config.see.capacity_records = 65536  # Of each queue.
   config.see.capacity_mib = 256
-  config.see.block_s = 10.0
-  config.see.wait_s = 60.0
+  # Policies of one process publish and collect in turn, so that nothing waits
+  # as long as the capacity suffices; those of other processes may be late.
+  config.see.block_s = 10.0  # What a publisher waits for room in a full queue.
+  config.see.wait_s = 120.0  # How long a peer may be silent.
+  # What is written under see/ in the work dir: 'published' is what peers get,
+  # 'all' lets later runs of any method learn from it, 'none' is nothing.
+  config.see.journal = 'published'
+  config.see.outcome_texts = 4  # Verified responses of a prompt, at most.
+  # Policies that this process does not train: one with an address is trained
+  # by another process, which finds those of this one where it listens; one
+  # with a journal is not trained at all, and gives what it once published.
+  config.see.peers = ml_collections.ConfigDict(
+    {name: {'address': '', 'journal': ''} for name in config.policies}
+  )
+  config.see.listen = ''  # HOST:PORT
+  config.see.max_message_mib = 16
+  # Certificates of both sides, by one authority; needed off loopback.
+  config.see.tls = ml_collections.ConfigDict({'ca': '', 'cert': '', 'key': ''})
+  config.see.allow_insecure = False
 
   config.thl = ml_collections.ConfigDict()
   # Refuses rollouts of peers with more tokens in the receiver's vocabulary.

@@ -87,17 +87,6 @@ class Method:
     peer = {} if how is None else {'peer': how.objective(self.settings)}
     return {'own': objectives.own(self.settings), **peer}
 
-  def publish(
-    self, groups: Sequence[Sequence[records.Rollout]]
-  ) -> list[records.Record]:
-    """The records of a policy's groups that its peers will read."""
-    published = []
-    if 'rollout' in self.kinds:
-      published += [rollout for group in groups for rollout in group]
-    if 'group_stats' in self.kinds:
-      published += [xgrpo.group_stats(group) for group in groups]
-    return published
-
   def lesson(
     self,
     groups: Sequence[Sequence[records.Rollout]],

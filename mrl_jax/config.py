@@ -1,5 +1,6 @@
 """The sizes of a model, and checks of a run's config."""
 
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 import json
@@ -12,9 +13,13 @@ from mrl_jax import checks
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
-_TOKEN_BYTES = 16  # Of a token's id, bytes and two log-probabilities.
+_TOKEN_BYTES = 17  # Of a token's id, bytes, two log-probabilities, mask.
 _DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
-PATHS = ('cache_dir',)  # Keys that say where things are, not what is done.
+# Keys that say where things are, not what is done.
+_PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+|peers\.\w+\.address)')
+# Keys in which the processes of one run may differ.
+_OF_PROCESS = re.compile(r'cache_dir|(see|mwra|checkpoint)\..*')
+JOURNALS = ('published', 'all', 'none')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,9 +79,14 @@ def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
   return items
 
 
-def without_paths(config: ml_collections.ConfigDict) -> dict:
+def without_places(values: Mapping) -> dict:
   """The part of `flat` that decides what a run does."""
-  return {k: v for k, v in flat(config).items() if k not in PATHS}
+  return {k: v for k, v in values.items() if not _PLACES.fullmatch(k)}
+
+
+def of_all_processes(values: Mapping) -> dict:
+  """The part of `flat` that the processes of one run have in common."""
+  return {k: v for k, v in values.items() if not _OF_PROCESS.fullmatch(k)}
 
 
 def digest(values) -> str:
@@ -119,7 +129,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     f'train.row_multiple = {config.train.row_multiple} does not divide '
     f'train.micro_rows = {config.train.micro_rows}',
   )
-  _check_capacity(config)
+  _check_exchange(config)
 
 
 def _check_value(name, value):
@@ -157,6 +167,28 @@ def _check_policy(name, policy, warm_start_steps):
     bool(policy.warm_start_families) or not warm_start_steps,
     f'policies.{name}.warm_start_families is empty; with '
     '--config.warm_start.steps=0 there is no warm start',
+  )
+
+
+def _check_exchange(config):
+  _check_capacity(config)
+  checks.choose(config.see.journal, dict.fromkeys(JOURNALS), 'see.journal')
+  missing = {*config.policies} - {*config.see.peers}
+  checks.require(
+    not missing,
+    f'see.peers lacks {", ".join(sorted(missing))}; every policy has an entry '
+    'there, with an empty address and journal if it is trained here',
+  )
+  for name, peer in config.see.peers.items():
+    checks.choose(name, config.policies, 'policy in see.peers')
+    checks.require(
+      not (peer.address and peer.journal),
+      f'see.peers.{name} has an address and a journal; give one of them',
+    )
+  checks.require(
+    any(not (p.address or p.journal) for p in config.see.peers.values()),
+    'see.peers gives every policy an address or a journal; one at least must '
+    'be trained here',
   )
 
 
@@ -217,6 +249,8 @@ _RANGES = {
   'see.capacity_mib': (1, None),
   'see.block_s': (0, None),
   'see.wait_s': (0, None),
+  'see.outcome_texts': (0, None),
+  'see.max_message_mib': (1, 1024),
   'thl.max_tokens': (1, None),
   'thl.max_residual': (0, 1),
   'mwra.emulated_devices': (1, None),

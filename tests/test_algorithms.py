@@ -7,6 +7,7 @@ import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import checks
+from mrl_jax.sharing import publish
 from mrl_jax.sharing import xgrpo
 from mrl_jax.thl import transfer
 from mrl_jax.training import batch
@@ -41,6 +42,11 @@ def groups(rewards, policy='a', encoder=OWN):
   ]
 
 
+def publishes(name, groups):
+  """What peers of a policy with this method hear of its groups."""
+  return publish.publish(groups, method(name).kinds, texts=1, verifier='exact')
+
+
 def learn(name, received=(), rewards=((1, 0, 0, 0), (0, 0, 0, 0)), **changes):
   own = groups(rewards)
   return method(name, **changes).lesson(own, received, OWN, LIMITS)
@@ -62,7 +68,7 @@ def same_rows(a, b):
 )
 def test_a_method_publishes_what_its_parts_read(name, kinds):
   assert method(name).kinds == kinds
-  published = method(name).publish(groups(((1, 0), (0, 0))))
+  published = publishes(name, groups(((1, 0), (0, 0))))
   per_kind = {'group_stats': 2, 'rollout': 4}
   assert len(published) == sum(per_kind[kind] for kind in kinds)
 
@@ -132,7 +138,7 @@ def test_xgrpo_moves_the_baseline_by_what_peers_got():
 
 def test_prp_with_a_peer_like_oneself_is_grpo_with_a_group_twice_as_large():
   peers = groups(((1, 1, 0, 0), (0, 0, 0, 1)), 'b')
-  received = method('prp').publish(peers)
+  received = publishes('prp', peers)
   lesson = learn('prp', received)
   doubled = method('grpo').lesson(
     [
@@ -160,14 +166,14 @@ def test_prp_with_a_peer_like_oneself_is_grpo_with_a_group_twice_as_large():
 
 
 def test_prp_carries_peers_into_the_learners_vocabulary():
-  received = method('prp').publish(groups(((1, 0), (1, 1)), 'b', OTHER))
+  received = publishes('prp', groups(((1, 0), (1, 1)), 'b', OTHER))
   lesson = learn('prp', received)
   assert [OWN.decode(row.ids) for row in lesson.peer] == [b'= 3', b'= 4'] * 2
   assert lesson.residuals['b'].rollouts == 4
   own = groups(((1, 0), (0, 0)))
   strict = transfer.Limits(max_tokens=20, max_residual=0.0)
   refused = method('prp').lesson(
-    own, method('prp').publish(groups(((1, 0), (1, 1)), 'b')), OTHER, strict
+    own, publishes('prp', groups(((1, 0), (1, 1)), 'b')), OTHER, strict
   )
   assert list(refused.peer) == []
   assert refused.residuals['b'].refused == {'residual': 4}

@@ -16,10 +16,31 @@ def test_flat_names_every_key():
 
 def test_what_a_run_does_tells_configs_apart():
   same, moved, other = (
-    config.digest(config.without_paths(examples.run_config(**changes)))
-    for changes in ({}, {'cache_dir': 'elsewhere'}, {'seed': 1})
+    config.without_places(config.flat(examples.run_config(**changes)))
+    for changes in (
+      {},
+      {
+        'cache_dir': 'elsewhere',
+        'see.listen': '127.0.0.1:1',
+        'see.tls.key': 'key.pem',
+        'see.peers.gemma.address': '127.0.0.1:2',
+      },
+      {'see.peers.gemma.journal': 'runs/other'},
+    )
   )
   assert same == moved != other
+
+
+def test_processes_of_one_run_may_differ_in_where_they_are_and_how_they_wait():
+  here, there, other = (
+    config.of_all_processes(config.flat(examples.run_config(**changes)))
+    for changes in (
+      {},
+      {'see.wait_s': 9.0, 'mwra.emulated_devices': 4, 'checkpoint.keep': 1},
+      {'seed': 1},
+    )
+  )
+  assert here == there != other
 
 
 def test_the_default_is_sound():
@@ -50,7 +71,7 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'train.optimizer.clip_norm': 0.0}, r'clip_norm = 0.0; it must be above'),
     ({'reward.marker': ''}, r'reward\.marker is empty'),
     ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
-    # 40 records of 12 tokens of 16 bytes are 7,680 bytes.
+    # 40 records of 2000 tokens of 17 bytes are 1.3 MiB.
     ({'sample.max_tokens': 2000}, 'a round of the peers may have 1 MiB'),
     ({'method.max_ratio': 0.0}, 'method.max_ratio = 0.0'),
     ({'sample.long_prompts': 'skpi'}, "Did you mean 'skip'"),
@@ -58,6 +79,16 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'train.micro_rows': 0}, 'train.micro_rows = 0; it must be above 0'),
     # One peer, 8 prompts, 4 samples and the statistics of each group.
     ({'see.capacity_records': 39}, 'see.capacity_records = 39'),
+    ({'see.journal': 'al'}, "unknown see.journal 'al'. Did you mean 'all'"),
+    ({'see.max_message_mib': 0}, 'see.max_message_mib = 0'),
+    (
+      {'see.peers.llama.address': 'x:1', 'see.peers.llama.journal': 'runs/x'},
+      'see.peers.llama has an address and a journal',
+    ),
+    (
+      {'see.peers.llama.address': 'x:1', 'see.peers.gemma.journal': 'runs/x'},
+      'one at least must be trained here',
+    ),
   ],
 )
 def test_what_cannot_be_is_told_with_its_key(changes, message):
@@ -70,4 +101,17 @@ def test_a_policy_has_a_name_that_a_folder_can_have():
   with some.unlocked():
     some.policies['a/b'] = some.policies.llama
   with pytest.raises(checks.InputError, match="called 'a/b'"):
+    config.check(some)
+
+
+def test_policies_and_peers_have_the_same_names():
+  some = examples.run_config()
+  with some.unlocked():
+    some.policies.third = some.policies.llama
+  with pytest.raises(checks.InputError, match=r'see\.peers lacks third'):
+    config.check(some)
+  with some.unlocked():
+    some.see.peers.third = some.see.peers.llama
+    del some.policies['third']
+  with pytest.raises(checks.InputError, match=r"policy in see\.peers 'third'"):
     config.check(some)

@@ -9,6 +9,8 @@ import re
 
 from mrl_jax import records
 
+NAME = 'exact'  # Of this verifier, in records.
+
 _NUMBER = re.compile(r'-?(\d+(\.\d*)?|\.\d+)(/\d+)?')
 _MAX_CHARACTERS = 100  # Of an answer; longer ones are compared as text.
 

@@ -33,13 +33,19 @@ class Checkpoints:
     rounds: int,
     states: Mapping[str, state_lib.TrainState],
     host: Mapping,
-  ) -> None:
-    """Starts to write a checkpoint; arrays are copied before it returns."""
+  ) -> int | None:
+    """Starts to write a checkpoint; arrays are copied before it returns.
+
+    Returns the rounds of the checkpoint before it, which is whole by then.
+    """
+    self._manager.wait_until_finished()
+    before = self._manager.latest_step()
     items = {
       name: ocp.args.StandardSave(state) for name, state in states.items()
     }
     items[_HOST] = ocp.args.JsonSave(host)
     self._manager.save(rounds, args=ocp.args.Composite(**items))
+    return before
 
   def restore(
     self, like: Mapping[str, state_lib.TrainState]

@@ -52,13 +52,21 @@ def show_end(
 ) -> None:
   """What came of the run, and where it is."""
   console.print(_accuracy_table(summary['policies']))
-  if summary['exchange']:
-    console.print(_exchange_table(summary['exchange']))
+  for title, pairs in (
+    ('Exchange, records offered', summary['exchange']),
+    ('Exchange, records sent to other processes', summary['sent']),
+  ):
+    if pairs:
+      console.print(
+        _exchange_table(
+          title, pairs, summary['refusals'], summary[metrics.TIMING]['waited']
+        )
+      )
   if residuals:
     console.print(_residual_table(residuals))
   console.print(
     f'{summary["rounds"]} rounds of {summary["method"]}; '
-    f'{summary["seconds"]:.0f} s in all. In {workdir}:\n'
+    f'{summary[metrics.TIMING]["seconds"]:.0f} s in all. In {workdir}:\n'
     '  summary.json, metrics.jsonl, config.json\n'
     '  checkpoints/, tensorboard/',
     highlight=False,
@@ -93,20 +101,30 @@ def _accuracy_table(policies: Mapping[str, Mapping]) -> table_lib.Table:
 
 
 def _exchange_table(
-  exchange: Mapping[str, Mapping[str, Mapping[str, int]]],
+  title: str,
+  pairs: Mapping[str, Mapping[str, Mapping[str, int]]],
+  refusals: Mapping[str, Mapping[str, int]],
+  waited: Mapping[str, float],
 ) -> table_lib.Table:
-  table = table_lib.Table(title='Exchange, records', title_justify='left')
-  for column in ('pair', 'kind', 'published', 'used', 'lost'):
-    left = column in ('pair', 'kind', 'lost')
+  table = table_lib.Table(title=title, title_justify='left')
+  for column in ('pair', 'kind', 'records', 'MiB', 'fate', 'waited'):
+    left = column in ('pair', 'kind', 'fate')
     table.add_column(column, justify='left' if left else 'right')
-  for pair, kinds in exchange.items():
-    for kind, row in kinds.items():
-      lost = {
-        f: n for f, n in row.items() if n and f not in ('published', 'used')
+  for pair, kinds in pairs.items():
+    for i, (kind, row) in enumerate(kinds.items()):
+      fates = {
+        f: n for f, n in row.items() if n and f not in ('published', 'bytes')
       }
       table.add_row(
-        pair, kind, f'{row["published"]:,}', f'{row["used"]:,}', _counts(lost)
+        pair if i == 0 else '',
+        kind,
+        f'{row["published"]:,}',
+        f'{row["bytes"] / 2**20:,.1f}',
+        _counts(fates),
+        f'{waited.get(pair, 0):.1f} s' if i == 0 else '',
       )
+    if pair in refusals:
+      table.add_row('', 'refused as', '', '', _counts(refusals[pair]), '')
   return table
 
 

@@ -18,6 +18,7 @@ from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
+from mrl_jax import records
 from mrl_jax.data import pipeline
 from mrl_jax.models import families
 from mrl_jax.mwra import cost
@@ -25,14 +26,17 @@ from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.rewards import functions
 from mrl_jax.see import exchange
-from mrl_jax.see import in_process
+from mrl_jax.see import inbox
+from mrl_jax.see import journal
+from mrl_jax.see import node as node_lib
+from mrl_jax.see import rpc
 from mrl_jax.thl import transfer
 from mrl_jax.training import batch
 from mrl_jax.training import inputs
 from mrl_jax.training import optimizer
 from mrl_jax.training import worker as worker_lib
 
-_CONFIG, _CACHE = 'config.json', 'cache'
+_CONFIG, _CACHE, _JOURNALS = 'config.json', 'cache', 'see'
 _INPUTS = 'inputs'  # The key of their digest, beside those of the config.
 
 
@@ -50,8 +54,9 @@ class Job:
     batches: prompts of every round; its state is the data cursor.
     judge: the verifier and the reward.
     plan: which policy has which devices.
-    workers: one a policy.
-    endpoints: each policy's place in the exchange.
+    workers: one for each policy that is trained here.
+    node: their part of the exchange.
+    kinds: of records that policies make, for peers or the journal.
     limits: what every policy takes of its peers' rollouts.
   """
 
@@ -65,8 +70,14 @@ class Job:
   judge: functions.Judge
   plan: planner.Plan
   workers: Mapping[str, worker_lib.Worker]
-  endpoints: Mapping[str, exchange.Endpoint]
+  node: node_lib.Node
+  kinds: frozenset[str]
   limits: transfer.Limits
+
+  @property
+  def endpoints(self) -> Mapping[str, exchange.Endpoint]:
+    """Each policy's place in the exchange."""
+    return self.node.endpoints
 
 
 def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
@@ -90,20 +101,28 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   cache = cache_dir(config, workdir)
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
-  plan = _plan(config, loaded)
+  here = _trained_here(config)
+  network = _network(config.see)
+  stored = _stored(config, method, loaded)
+  plan = _plan(config, here, loaded)
   _claim(workdir, config, loaded)
+  run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
+  journaled = _journaled(config, method)
   return Job(
     config=config,
     workdir=workdir,
     cache=cache,
-    run=config_lib.digest(config_lib.without_paths(config)),
+    run=run,
     method=method,
     inputs=loaded,
     batches=batches,
     judge=judge,
     plan=plan,
     workers=_workers(config, method, loaded, plan),
-    endpoints=_endpoints(config),
+    node=_node(
+      config, workdir, run, method, loaded, network, stored, journaled
+    ),
+    kinds=method.kinds | journaled,
     limits=transfer.Limits(**config.thl),
   )
 
@@ -121,10 +140,11 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
   """
   theirs = _claimed(workdir)
   if theirs is not None:
-    mine = config_lib.without_paths(config)
+    theirs = config_lib.without_places(theirs)
+    mine = config_lib.without_places(config_lib.flat(config))
     differ = [
       f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
-      for key in sorted({*theirs, *mine} - {*config_lib.PATHS, _INPUTS})
+      for key in sorted({*theirs, *mine} - {_INPUTS})
       if theirs.get(key) != mine.get(key)
     ]
     checks.require(
@@ -171,10 +191,21 @@ def _claim(workdir, config, loaded) -> None:
   )
 
 
-def _plan(config, loaded) -> planner.Plan:
+def _trained_here(config) -> list[str]:
+  """The policies that neither another process nor a journal stands for."""
+  peers = config.see.peers
+  return [
+    name
+    for name in config.policies
+    if not (peers[name].address or peers[name].journal)
+  ]
+
+
+def _plan(config, here, loaded) -> planner.Plan:
   devices = jax.devices()
   models, shapes = {}, {}
-  for name, policy in config.policies.items():
+  for name in here:
+    policy = config.policies[name]
     models[name] = families.build(
       vocab_size=loaded.tokenizers[name].vocab_size, **policy.model
     )
@@ -200,7 +231,8 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
   updates = config.train.rounds * config.train.mini_batches
   placed = meshes.build(plan, jax.devices())
   workers = {}
-  for name, policy in config.policies.items():
+  for name in plan:
+    policy = config.policies[name]
     workers[name] = worker_lib.Worker(
       name,
       model=plan[name].model,
@@ -221,6 +253,7 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
         aggregation=config.train.aggregation,
       ),
       logit_chunk=config.train.logit_chunk,
+      mask_truncated=config.train.mask_truncated,
       # By name, so that a policy is the same whoever learns beside it.
       key=jax.random.fold_in(
         jax.random.key(config.seed), zlib.crc32(name.encode())
@@ -229,14 +262,90 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
   return workers
 
 
-def _endpoints(config) -> dict[str, exchange.Endpoint]:
-  names = list(config.policies)
-  limits = exchange.Limits(
-    records=config.see.capacity_records,
-    bytes=config.see.capacity_mib * 2**20,
-    max_staleness=config.see.max_staleness,
-    block_s=config.see.block_s,
-    wait_s=config.see.wait_s,
+def _stored(config, method, loaded) -> dict[str, journal.Reader]:
+  """The journals that stand for policies, if they can."""
+  readers = {}
+  for name, peer in config.see.peers.items():
+    if not peer.journal:
+      continue
+    key = f'see.peers.{name}.journal'
+    readers[name] = journal.Reader(peer.journal, name)
+    about = readers[name].about
+    lacking = method.kinds - {*about.kinds}
+    checks.require(
+      not lacking,
+      f'{key} has no {" and no ".join(sorted(lacking))}, which this method '
+      'needs; a run with --config.see.journal=all writes records of all kinds',
+    )
+    mine = loaded.tokenizers[name].fingerprint
+    checks.require(
+      about.tokenizer == mine,
+      f'{key} was written with another tokenizer than policies.{name} has: '
+      f'fingerprint {about.tokenizer} there, {mine} here',
+    )
+  return readers
+
+
+def _journaled(config, method) -> frozenset[str]:
+  kinds = {
+    'published': method.kinds,
+    'all': records.KINDS,
+    'none': (),
+  }
+  return frozenset(kinds[config.see.journal])
+
+
+def _network(see) -> node_lib.Network:
+  network = node_lib.Network(
+    listen=see.listen,
+    addresses={n: p.address for n, p in see.peers.items() if p.address},
+    security=rpc.Security(**see.tls, allow_insecure=see.allow_insecure),
+    max_bytes=see.max_message_mib * 2**20,
   )
-  listens_to = {name: [n for n in names if n != name] for name in names}
-  return in_process.connect(listens_to, limits)
+  checks.require(
+    bool(network.listen) or not network.addresses,
+    'see.listen is empty; policies of other processes need an address, '
+    'HOST:PORT, where they find those of this one',
+  )
+  for address in filter(None, (network.listen, *network.addresses.values())):
+    network.security.check(address)
+  return network
+
+
+def _node(
+  config, workdir, run, method, loaded, network, stored, journaled
+) -> node_lib.Node:
+  see = config.see
+  policies = {
+    name: inbox.Peer(tokenizer.fingerprint, tokenizer.vocab_size)
+    for name, tokenizer in loaded.tokenizers.items()
+  }
+  folder = os.path.join(workdir, _JOURNALS)
+  journals = {}
+  for name in _trained_here(config) if journaled else ():
+    about = journal.About(
+      policy=name,
+      run=run,
+      tokenizer=policies[name].tokenizer,
+      vocab_size=policies[name].vocab_size,
+      kinds=tuple(sorted(journaled)),
+    )
+    journals[name] = journal.Writer(
+      folder, about, loaded.tokenizers[name].to_json()
+    )
+  return node_lib.Node(
+    policies,
+    inbox.Limits(
+      records=see.capacity_records,
+      bytes=see.capacity_mib * 2**20,
+      max_staleness=see.max_staleness,
+      block_s=see.block_s,
+      wait_s=see.wait_s,
+    ),
+    method.kinds,
+    run=run,
+    network=network,
+    stored=stored,
+    journals=journals,
+    folder=folder,
+  )

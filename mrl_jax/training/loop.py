@@ -6,12 +6,16 @@ import math
 import os
 import time
 
+from absl import logging
 import jax
 import ml_collections
 from rich import console as console_lib
 
 from mrl_jax import evaluation
 from mrl_jax import files
+from mrl_jax.rewards import verify
+from mrl_jax.see import ledger as ledger_lib
+from mrl_jax.sharing import publish
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
@@ -47,13 +51,14 @@ def run(
   checkpoints = checkpoint.Checkpoints(
     os.path.join(workdir, 'checkpoints'), config.checkpoint.keep
   )
-  with contextlib.closing(checkpoints):
+  with contextlib.closing(checkpoints), contextlib.closing(job.node):
     progress = progress_lib.resume(job, checkpoints)
     if progress is None:
       progress = start(job, console)
       progress_lib.save(job, progress, checkpoints)
     elif progress.rounds:
       console.print(f'Resuming after round {progress.rounds}.')
+    job.node.open()
     train(job, progress, checkpoints, console, began - progress.seconds)
   return finish(job, progress, console)
 
@@ -111,6 +116,7 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
   waits for a device until its result is needed.
   """
   began = time.monotonic()
+  before = {name: e.ledger.timing() for name, e in job.endpoints.items()}
   round, config = progress.rounds, job.config
   prompts = next(job.batches)
   sampling = {
@@ -127,23 +133,38 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
     groups[name] = worker.finish_sampling(
       sampling[name], job.judge, job.run, round
     )
-    job.endpoints[name].publish(round, job.method.publish(groups[name]))
+    job.endpoints[name].publish(
+      round,
+      publish.publish(
+        groups[name],
+        job.kinds,
+        texts=config.see.outcome_texts,
+        verifier=verify.NAME,
+      ),
+    )
   lessons, updates = {}, {}
   for name, worker in job.workers.items():
     received = job.endpoints[name].collect(round, job.method.kinds)
     lessons[name] = job.method.lesson(
       groups[name], received, worker.tokenizer, job.limits
     )
+    _tell_of_strangers(name, lessons[name], round)
     updates[name] = worker.update(prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)
   updates = jax.device_get(updates)
   progress.rounds += 1
-  return {
-    name: statistics.of_round(
-      groups[name], lessons[name], updates[name], time.monotonic() - began
+  rows = {}
+  for name in job.workers:
+    ledger = job.endpoints[name].ledger
+    rows[name] = statistics.of_round(
+      groups[name],
+      lessons[name],
+      updates[name],
+      exchanged=ledger.since_last(),
+      exchange_seconds=ledger.timing() - before[name],
+      seconds=time.monotonic() - began,
     )
-    for name in job.workers
-  }
+  return rows
 
 
 def evaluate(job: job_lib.Job, rounds: int) -> dict[str, dict[str, float]]:
@@ -168,7 +189,7 @@ def finish(
     'method': job.config.method.name,
     'seed': job.config.seed,
     'rounds': progress.rounds,
-    'seconds': round(progress.seconds, 1),
+    metrics.TIMING: _timing(job, progress),
     'policies': {
       name: {
         'heldout_accuracy': {
@@ -182,14 +203,29 @@ def finish(
       }
       for name in job.workers
     },
-    'exchange': _exchange(job),
+    **_exchange(job),
     'residuals': progress.to_json()['residuals'],
     'prompts_skipped': job.inputs.skipped,
   }
   path = os.path.join(job.workdir, 'summary.json')
   files.write(path, json.dumps(summary, indent=1))
+  for endpoint in job.endpoints.values():
+    endpoint.finish()
   display.show_end(console, summary, progress.residuals, job.workdir)
   return summary
+
+
+def _tell_of_strangers(name, lesson, round):
+  if lesson.peer_records_unused and not lesson.peer_records:
+    logging.log_first_n(
+      logging.WARNING,
+      'round %d: %s can use none of the %d records it received, as they are '
+      'about other prompts; peers need the same data, seed and train.prompts',
+      3,
+      round,
+      name,
+      lesson.peer_records_unused,
+    )
 
 
 def _check_finite(rows, round):
@@ -203,11 +239,44 @@ def _check_finite(rows, round):
 
 
 def _exchange(job) -> dict:
-  """The ledgers of all policies: {'sender->receiver': {kind: {fate: n}}}."""
-  return {
-    f'{sender}->{receiver}': kinds
+  """The ledgers of all policies, by pair: {'sender->receiver': ...}."""
+  received = {
+    f'{sender}->{receiver}': (endpoint.ledger, sender)
     for receiver, endpoint in job.endpoints.items()
-    for sender, kinds in endpoint.ledger.table().items()
+    for sender in job.config.policies
+  }
+  sent = {
+    f'{sender}->{receiver}': (ledger, receiver)
+    for sender, endpoint in job.endpoints.items()
+    for receiver, ledger in endpoint.sent.items()
+  }
+
+  def by_pair(ledgers, table):
+    found = {
+      pair: table(ledger).get(peer, {})
+      for pair, (ledger, peer) in ledgers.items()
+    }
+    return {pair: values for pair, values in found.items() if values}
+
+  return {
+    'exchange': by_pair(received, ledger_lib.Ledger.table),
+    'sent': by_pair(sent, ledger_lib.Ledger.table),
+    'refusals': by_pair({**sent, **received}, ledger_lib.Ledger.refusals),
+    'messages_refused': job.node.refused,
+  }
+
+
+def _timing(job, progress) -> dict:
+  """Seconds of the run, of its exchange, and of waiting for each peer."""
+  ledgers = {name: e.ledger for name, e in job.endpoints.items()}
+  return {
+    'seconds': progress.seconds,
+    'exchange': sum(ledger.seconds for ledger in ledgers.values()),
+    'waited': {
+      f'{sender}->{receiver}': seconds
+      for receiver, ledger in ledgers.items()
+      for sender, seconds in ledger.waited.items()
+    },
   }
 
 

@@ -67,7 +67,9 @@ def save(
     },
   }
   states = {name: worker.state for name, worker in job.workers.items()}
-  checkpoints.save(progress.rounds, states, host)
+  before = checkpoints.save(progress.rounds, states, host)
+  if before is not None:
+    job.node.saved(before)
 
 
 def resume(

@@ -13,9 +13,21 @@ def of_round(
   groups: Sequence[Sequence[records.Rollout]],
   lesson: lesson_lib.Lesson,
   updates: Sequence[Mapping[str, np.ndarray]],
+  *,
+  exchanged: Mapping[str, Mapping[str, Mapping[str, int]]],
+  exchange_seconds: Mapping[str, float],
   seconds: float,
 ) -> dict:
-  """Means over the policy's own rollouts, its rows and its updates."""
+  """Means over the policy's own rollouts, its rows and its updates.
+
+  Args:
+    groups: the policy's own rollouts.
+    lesson: what it learnt from.
+    updates: statistics of its mini-batches.
+    exchanged: `Ledger.since_last` of it.
+    exchange_seconds: `Ledger.timing` of the round.
+    seconds: that the round took.
+  """
   rollouts = [rollout for group in groups for rollout in group]
   success_PG = np.array([[r.success for r in group] for group in groups])
   row = {
@@ -39,7 +51,10 @@ def of_round(
   row[metrics.TIMING] = {
     'seconds': seconds,
     'tokens_per_second': tokens / seconds,
+    **exchange_seconds,
   }
+  if exchanged:
+    row['exchange'] = exchanged
   return row
 
 

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests import exchanges
+
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
   '--config.train.rounds=6',
@@ -91,11 +93,88 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path):
     json.loads((folder / 'summary.json').read_text())
     for folder in (whole, killed)
   ]
-  assert summaries[0].pop('seconds') > 0
-  assert summaries[1].pop('seconds') > 0
+  assert summaries[0].pop('timing')['seconds'] > 0
+  assert summaries[1].pop('timing')['seconds'] > 0
   assert summaries[0] == summaries[1]
   for policy in ('gemma', 'llama'):
     assert parameters(whole, policy) == parameters(killed, policy)
+
+
+@pytest.mark.slow
+def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path):
+  ports = {name: exchanges.free_address() for name in ('llama', 'gemma')}
+  rounds = 24
+
+  def start(name, peer):
+    with open(tmp_path / f'{name}.log', 'a') as log:
+      return subprocess.Popen(
+        command(
+          *SMALL,
+          f'--config.train.rounds={rounds}',
+          f'--config.cache_dir={tmp_path / name / "cache"}',
+          f'--config.see.listen={ports[name]}',
+          f'--config.see.peers.{peer}.address={ports[peer]}',
+          '--config.see.wait_s=5',
+          f'--workdir={tmp_path / name}',
+        ),
+        cwd=ROOT,
+        stdout=log,
+        stderr=log,
+      )
+
+  def played(name):
+    path = tmp_path / name / 'metrics.jsonl'
+    return rows(tmp_path / name) if path.exists() else []
+
+  def log(name):
+    return (tmp_path / f'{name}.log').read_text()
+
+  llama, gemma = start('llama', 'gemma'), start('gemma', 'llama')
+  wait_until(lambda: len(played('gemma')) >= 4)
+  gemma.kill()
+  gemma.wait()
+  wait_until(lambda: 'llama heard nothing from gemma' in log('llama'))
+  alone = len(played('llama'))
+  wait_until(lambda: len(played('llama')) >= alone + 3)
+  llama.send_signal(signal.SIGSTOP)  # It must not end before the other is back.
+  gemma = start('gemma', 'llama')
+  wait_until(lambda: 'Resuming after round' in log('gemma'))
+  llama.send_signal(signal.SIGCONT)
+  assert (llama.wait(timeout=300), gemma.wait(timeout=300)) == (0, 0)
+
+  heard = [row['peer_records'] > 0 for row in rows(tmp_path / 'llama')]
+  assert len(heard) == rounds
+  assert heard[0]
+  assert False in heard
+  assert heard[-1]
+  assert all(row['peer_records'] for row in rows(tmp_path / 'gemma'))
+  summaries = {
+    name: json.loads((tmp_path / name / 'summary.json').read_text())
+    for name in ports
+  }
+  for sender, receiver in (('llama', 'gemma'), ('gemma', 'llama')):
+    pair = f'{sender}->{receiver}'
+    for kind, sent in summaries[sender]['sent'][pair].items():
+      received = summaries[receiver]['exchange'][pair][kind]
+      for row in (sent, received):
+        total = row.pop('published')
+        row.pop('bytes')
+        assert total == sum(row.values())
+      assert sent['evicted'] == sent['refused'] == sent['waiting'] == 0
+      if receiver == 'gemma':  # It was killed, and what it had came back.
+        arrived = sum(received.values()) - received['duplicate']
+        assert (
+          arrived
+          == sent['acknowledged']
+          == (rounds * 8 * {'rollout': 4, 'group_stats': 1}[kind])
+        )
+
+
+def wait_until(condition):
+  deadline = time.monotonic() + 300
+  while not condition():
+    assert time.monotonic() < deadline, 'waited in vain'
+    time.sleep(0.05)
 
 
 def parameters(workdir, policy):

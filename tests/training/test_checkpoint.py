@@ -71,3 +71,10 @@ def test_parameters_alone(tmp_path):
   path = str(tmp_path / 'params')
   checkpoint.save_params(path, state().params)
   assert_same(checkpoint.restore_params(path, state(1).params), state().params)
+
+
+def test_a_checkpoint_is_known_once_it_is_whole(tmp_path):
+  with checkpoints(tmp_path) as written:
+    assert written.save(1, {'a': state()}, {}) is None
+    assert written.save(2, {'a': state()}, {}) == 1
+    assert written.save(3, {'a': state()}, {}) == 2

@@ -42,14 +42,25 @@ def test_the_end_shows_the_mean_and_what_was_lost():
   summary = {
     'method': 'prp',
     'rounds': 3,
-    'seconds': 2.0,
+    'timing': {'seconds': 2.0, 'waited': {'a->b': 1.25}},
     'policies': {
       name: {'heldout_accuracy': {'before': before, 'after': after}}
       for name, before, after in (('a', 0.25, 0.5), ('b', 0.5, 0.75))
     },
     'exchange': {
-      'a->b': {'rollout': {'published': 1200, 'used': 1000, 'stale': 200}}
+      'a->b': {
+        'rollout': {
+          'published': 1200,
+          'bytes': 3 * 2**20,
+          'used': 1000,
+          'refused': 200,
+        }
+      }
     },
+    'sent': {
+      'b->c': {'group_stats': {'published': 7, 'bytes': 0, 'acknowledged': 7}}
+    },
+    'refusals': {'a->b': {'tokenizer': 200}},
   }
   residual = transfer.Residual(
     rollouts=7,
@@ -61,7 +72,8 @@ def test_the_end_shows_the_mean_and_what_was_lost():
   shown = console()
   display.show_end(shown, summary, {'a->b': residual}, 'runs/mine')
   text = shown.file.getvalue()
-  for part in ('37.5', '62.5', '+25.0', '1,200', '200 stale', '2 too_long',
+  for part in ('37.5', '62.5', '+25.0', '1,200', '3.0', '1,000 used',
+               '200 tokenizer', '1.2 s', 'b->c', '7 acknowledged', '2 too_long',
                '75% 1:1, 25% 1:n', '80.0%', 'runs/mine'):  # fmt: skip
     assert part in text
 

@@ -8,6 +8,8 @@ import pytest
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
+from mrl_jax import records
+from mrl_jax.see import journal
 from mrl_jax.training import job
 from tests import examples
 
@@ -63,6 +65,21 @@ QUESTIONS = [{'question': f'What is {i}?', 'answer': i} for i in range(12)]
     ({'sample.max_tokens': 4}, 'raise sample.max_tokens = 4'),
     ({'data.families': (0,)}, 'unknown family 0'),
     ({'train.samples': 1}, 'train.samples = 1 gives no advantage'),
+    (
+      {'see.peers.gemma.address': '127.0.0.1:1'},
+      r'see\.listen is empty',
+    ),
+    (
+      {
+        'see.peers.gemma.address': '10.0.0.1:1',
+        'see.listen': '127.0.0.1:2',
+      },
+      r'10\.0\.0\.1:1 is not a loopback address',
+    ),
+    (
+      {'see.peers.gemma.journal': '/nowhere'},
+      r'/nowhere/gemma is not the journal of gemma',
+    ),
     ({'mwra.tensor': 2}, 'policy gemma: mwra.tensor = 2 does not'),
     (
       {'reward.weights.exact': 1.0, 'sample.max_prompt_tokens': 2},
@@ -105,6 +122,29 @@ def test_a_prompt_that_is_too_long_may_be_an_error(tmp_path):
     build(tmp_path / 'run', **{**changes, 'sample.long_prompts': 'error'})
 
 
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'kinds': ('group_stats',)}, r'has no rollout, which this method needs'),
+    ({'tokenizer': 'theirs'}, r'fingerprint theirs there, \w+ here'),
+  ],
+)
+def test_a_journal_that_cannot_stand_for_a_policy(
+  tmp_path, cache, changes, message
+):
+  about = {
+    'policy': 'gemma', 'run': 'run', 'tokenizer': 'x', 'vocab_size': 1,
+    'kinds': records.KINDS, **changes,
+  }  # fmt: skip
+  journal.Writer(os.fspath(tmp_path / 'see'), journal.About(**about), '{}')
+  with pytest.raises(checks.InputError, match=message):
+    build(
+      tmp_path / 'run',
+      cache,
+      **{'method.name': 'prp', 'see.peers.gemma.journal': os.fspath(tmp_path)},
+    )
+
+
 def claimed(folder, **changes):
   """A folder as a run with this config leaves it."""
   folder.mkdir()
@@ -128,6 +168,7 @@ def test_a_policy_fewer_is_another_config(tmp_path):
   fewer = examples.run_config()
   with fewer.unlocked():
     del fewer.policies['gemma']
+    del fewer.see.peers['gemma']
   with pytest.raises(checks.InputError, match=r'policies\.gemma\.template'):
     job.check_workdir(folder, fewer)
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+from absl import logging
 import jax
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from mrl_jax.training import optimizer
 from mrl_jax.training import progress
 from mrl_jax.training import worker as worker_lib
 from tests import examples
+from tests import exchanges
 
 
 @pytest.fixture(scope='module')
@@ -58,9 +60,13 @@ def metrics(workdir):
   return rows
 
 
-def restored(folder, workdir):
+def untimed(summary):
+  return {**summary, 'timing': 0}
+
+
+def restored(folder, workdir, **changes):
   """All that the newest checkpoint holds, but for the time."""
-  job = job_lib.build(config(folder), workdir)
+  job = job_lib.build(config(folder, **changes), workdir)
   checkpoints = checkpoint.Checkpoints(os.path.join(workdir, 'checkpoints'), 2)
   states, host = checkpoints.restore(
     {name: worker.state for name, worker in job.workers.items()}
@@ -82,7 +88,7 @@ def test_what_a_run_writes(finished):
   assert summary['method'] == 'prp'
   assert summary['seed'] == 0
   assert summary['rounds'] == 4
-  assert summary['seconds'] > 0
+  assert 0 < summary['timing']['exchange'] < summary['timing']['seconds']
   for policy in ('gemma', 'llama'):
     accuracy = summary['policies'][policy]['heldout_accuracy']
     assert 0 <= accuracy['before'] <= 1
@@ -128,7 +134,9 @@ def test_every_record_is_accounted_for(finished):
     **dict.fromkeys(('stale', 'refused', 'duplicate', 'evicted', 'waiting'), 0),
   }
   for pair in ('gemma->llama', 'llama->gemma'):
-    assert summary['exchange'][pair]['rollout'] == expected
+    row = summary['exchange'][pair]['rollout']
+    assert row.pop('bytes') > 0
+    assert row == expected
     assert summary['exchange'][pair]['group_stats']['used'] == 4 * 8
     residual = summary['residuals'][pair]
     assert residual['rollouts'] == 4 * 8 * 4
@@ -151,7 +159,7 @@ def test_policies_have_their_own_devices_and_shards(folder, finished):
 def test_the_same_command_gives_the_same_metrics(folder, finished):
   summary, workdir, _ = run(folder, 'again')
   assert metrics(workdir) == metrics(finished[1])
-  assert {**summary, 'seconds': 0} == {**finished[0], 'seconds': 0}
+  assert untimed(summary) == untimed(finished[0])
 
 
 def test_another_seed_gives_others(folder, finished):
@@ -213,11 +221,13 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     lambda *args: dataclasses.replace(resume(*args), seconds=1000.0),
   )
   summary, _, _ = run(folder, name)
-  assert summary['seconds'] > 1000  # What it took before is not forgotten.
+  assert (
+    summary['timing']['seconds'] > 1000
+  )  # What it took before is not forgotten.
   assert metrics(workdir) == metrics(finished[1])
   assert_same(restored(folder, workdir)[0], restored(folder, finished[1])[0])
   assert restored(folder, workdir)[1] == restored(folder, finished[1])[1]
-  assert {**summary, 'seconds': 0} == {**finished[0], 'seconds': 0}
+  assert untimed(summary) == untimed(finished[0])
 
 
 def test_what_is_in_the_cache_is_not_made_again(folder, finished):
@@ -282,7 +292,59 @@ def test_the_other_methods_run(folder, method):
   )
   assert summary['method'] == method
   assert (summary['exchange'] == {}) == (method == 'grpo')
+  assert os.path.exists(os.path.join(workdir, 'see')) == (method != 'grpo')
   assert all('peer' not in row for row in metrics(workdir))
+
+
+def test_a_journal_teaches_what_the_policy_itself_did(
+  folder, finished, monkeypatch
+):
+  half = jax.devices()[:4]  # As many as llama had beside gemma.
+  monkeypatch.setattr(jax, 'devices', lambda: half)
+  changes = {'see.peers.gemma.journal': finished[1]}
+  _, workdir, shown = run(folder, 'stored', **changes)
+  assert metrics(workdir) == [
+    row for row in metrics(finished[1]) if row['policy'] == 'llama'
+  ]
+  assert 'round gemma' not in shown
+  stored, _ = restored(folder, workdir, **changes)
+  monkeypatch.undo()
+  live, _ = restored(folder, finished[1])
+  assert list(stored) == ['llama']
+  assert_same(stored['llama'], live['llama'])
+
+
+def test_a_journal_about_other_prompts_is_told(folder, finished, caplog):
+  logging.use_absl_handler()
+  with caplog.at_level('WARNING', logger='absl'):
+    run(
+      folder,
+      'strange',
+      seed=1,
+      **{'see.peers.gemma.journal': finished[1], 'train.rounds': 1},
+    )
+  assert 'llama can use none of the 40 records' in caplog.text
+
+
+def test_a_peer_that_never_comes_is_named_and_gone_without(folder, caplog):
+  logging.use_absl_handler()
+  with caplog.at_level('WARNING', logger='absl'):
+    summary, workdir, _ = run(
+      folder,
+      'deserted',
+      **{
+        'see.listen': exchanges.free_address(),
+        'see.peers.gemma.address': exchanges.free_address(),
+        'see.wait_s': 0.1,
+        'see.block_s': 0.1,
+        'train.rounds': 2,
+      },
+    )
+  assert 'llama heard nothing from gemma' in caplog.text
+  assert 'llama cannot reach gemma' in caplog.text
+  assert [row['peer_records'] for row in metrics(workdir)] == [0, 0]
+  sent = summary['sent']['llama->gemma']['rollout']
+  assert sent['waiting'] == sent['published'] == 2 * 8 * 4
 
 
 def test_one_policy_alone_is_grpo_whatever_the_method(folder):
@@ -291,6 +353,7 @@ def test_one_policy_alone_is_grpo_whatever_the_method(folder):
     small = config(folder, method, **{'train.rounds': 2})
     with small.unlocked():
       del small.policies['gemma']
+      del small.see.peers['gemma']
     workdir = os.fspath(folder / f'alone-{method}')
     loop.run(small, workdir, console_lib.Console(file=io.StringIO()))
     alone.append(metrics(workdir))

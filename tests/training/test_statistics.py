@@ -36,9 +36,14 @@ def update(part, **sums):
   return {f'{part}/{name}': np.float32(v) for name, v in sums.items()}
 
 
+def of_round(updates, **given):
+  fields = {'exchanged': {}, 'exchange_seconds': {}, 'seconds': 1.0, **given}
+  return statistics.of_round(GROUPS, lesson(), updates, **fields)
+
+
 def test_means_over_the_round():
   updates = [{'grad_norm': 1.0}, {'grad_norm': 2.0}]
-  row = statistics.of_round(GROUPS, lesson(), updates, seconds=2.0)
+  row = of_round(updates, seconds=2.0)
   assert row['reward'] == 0.25
   assert row['accuracy'] == 0.25
   assert row['response_length'] == (5 + 5 + 4 + 4) / 4
@@ -51,6 +56,19 @@ def test_means_over_the_round():
   assert row['peer_records_unused'] == 1
   assert row['timing'] == {'seconds': 2.0, 'tokens_per_second': 9.0}
   assert 'own' not in row
+  assert 'exchange' not in row
+
+
+def test_what_the_exchange_did_is_part_of_the_round():
+  exchanged = {'b': {'rollout': {'published': 3, 'used': 3}}}
+  row = of_round(
+    [{'grad_norm': 1.0}],
+    exchanged=exchanged,
+    exchange_seconds={'exchange': 0.5, 'waited/b': 0.25},
+  )
+  assert row['exchange'] == exchanged
+  assert row['timing']['exchange'] == 0.5
+  assert row['timing']['waited/b'] == 0.25
 
 
 def test_ratios_are_means_over_the_tokens_of_all_updates():
@@ -62,7 +80,7 @@ def test_ratios_are_means_over_the_tokens_of_all_updates():
       'grad_norm': 1.0,
     },
   ]
-  row = statistics.of_round(GROUPS, lesson(), updates, seconds=1.0)
+  row = of_round(updates)
   assert row['own']['ratio'] == 1.0
   assert row['own']['ratio_second_moment'] == 40 / 16
   assert row['own']['clip_fraction'] == 2 / 16
@@ -72,5 +90,5 @@ def test_ratios_are_means_over_the_tokens_of_all_updates():
 
 def test_ratios_that_all_vanished_are_not_a_division_by_zero():
   updates = [{**update('peer', ratio=0.0, ratio_square=0.0), 'grad_norm': 1.0}]
-  row = statistics.of_round(GROUPS, lesson(), updates, seconds=1.0)
+  row = of_round(updates)
   assert row['peer']['ess_fraction'] == 0.0
