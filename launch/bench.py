@@ -1,0 +1,53 @@
+"""Times single parts of mrl_jax on this machine.
+
+python launch/bench.py thl --json=thl.json
+python launch/bench.py see --response=4096
+"""
+
+from importlib import metadata
+import json
+import os
+import platform
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+import bench_see
+import bench_thl
+from rich import console as console_lib
+
+from mrl_jax import checks
+from mrl_jax import files
+
+_JSON = flags.DEFINE_string('json', None, 'A file to write the figures to.')
+_LIBRARIES = ('numpy', 'msgspec', 'grpcio', 'tokenizers', 'torch', 'trl')
+BENCHMARKS = {'thl': bench_thl.run, 'see': bench_see.run}
+
+
+def _versions() -> str:
+  installed = {d.name: d.version for d in metadata.distributions()}
+  libraries = [f'{n} {installed[n]}' for n in _LIBRARIES if n in installed]
+  python = f'Python {platform.python_version()}'
+  cpus = f'{os.cpu_count()} CPUs'
+  return ', '.join([platform.platform(), cpus, python, *libraries])
+
+
+def main(argv):
+  if len(argv) != 2:
+    sys.exit(f'name a benchmark; known: {", ".join(BENCHMARKS)}')
+  logging.set_verbosity(logging.WARNING)
+  console = console_lib.Console()
+  try:
+    benchmark = checks.choose(argv[1], BENCHMARKS, 'benchmark')
+    machine = _versions()
+    console.out(machine, highlight=False)
+    figures = {'machine': machine, argv[1]: benchmark(console)}
+    if _JSON.value:
+      files.write(_JSON.value, json.dumps(figures, indent=2) + '\n')
+  except (checks.InputError, OSError) as error:
+    sys.exit(f'{error}')
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,93 @@
+"""The benchmarks run and give figures; how fast they are is not a test."""
+
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+THL = ('thl', '--tokens=200', '--repeats=2')
+
+
+def run(*arguments, **environment):
+  return subprocess.run(
+    [sys.executable, 'launch/bench.py', *arguments],
+    cwd=ROOT,
+    env={**os.environ, **environment},
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+
+
+def figures(done, path):
+  assert done.returncode == 0, done.stderr
+  thl = json.loads(path.read_text())['thl']
+  flat = [
+    number
+    for value in thl.values()
+    for number in (value.values() if isinstance(value, dict) else [value])
+  ]
+  assert all(math.isfinite(number) and number > 0 for number in flat)
+  return thl
+
+
+def test_thl_without_trl(tmp_path):
+  # Stands before an installed one.
+  stub = tmp_path / 'trl.py'
+  stub.write_text('raise ModuleNotFoundError("No module named \'trl\'")')
+  path = tmp_path / 'thl.json'
+  done = run(*THL, f'--json={path}', PYTHONPATH=os.fspath(tmp_path))
+  thl = figures(done, path)
+  assert "to compare with GOLD: pip install -e '.[bench]'" in done.stdout
+  assert thl['sender_tokens'] == 200
+  assert thl['chunks'] <= 200 < thl['bytes']
+  assert thl['best_ms'].keys() == thl['median_ms'].keys()
+  assert 'THL align + carry' in thl['best_ms']
+  assert not thl['gold_ratio']
+
+
+@pytest.mark.skipif(
+  not importlib.util.find_spec('trl'), reason="pip install -e '.[bench]'"
+)
+def test_thl_beside_gold(tmp_path):
+  path = tmp_path / 'thl.json'
+  thl = figures(run(*THL, f'--json={path}'), path)
+  assert thl['gold_ratio'].keys() == thl['best_ms'].keys()
+  assert thl['gold_ratio']['GOLD align'] == 1
+
+
+def test_see_on_every_transport(tmp_path):
+  path = tmp_path / 'see.json'
+  done = run(
+    'see', '--rounds=2', '--rollouts=8', '--response=4', f'--json={path}'
+  )
+  assert done.returncode == 0, done.stderr
+  see = json.loads(path.read_text())['see']
+  assert see['records'] == 16
+  assert set(see['rates']) == {'in process', 'journal', 'gRPC'}
+  for rates in see['rates'].values():
+    assert all(math.isfinite(rate) and rate > 0 for rate in rates.values())
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'told'),
+  [
+    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: see, thl."),
+    ([], 'name a benchmark; known: thl, see'),
+    ([*THL, '--text=nowhere.txt'], "No such file or directory: 'nowhere.txt'"),
+    (['thl', '--tokens=10000000'], '--tokens=10000000, but the text has'),
+    (['thl', '--repeats=0'], 'flag --repeats=0'),
+  ],
+)
+def test_a_mistake_is_told_without_a_traceback(arguments, told):
+  done = run(*arguments)
+  assert done.returncode != 0
+  assert told in done.stderr
+  assert 'Traceback' not in done.stderr
