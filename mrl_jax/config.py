@@ -10,6 +10,7 @@ import re
 import ml_collections
 
 from mrl_jax import checks
+from mrl_jax import records as records_lib
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
@@ -196,7 +197,8 @@ def _check_capacity(config):
   """A queue has room for at least the arrays of a round of all peers."""
   peers = len(config.policies) - 1
   records = peers * config.train.prompts * (config.train.samples + 1)
-  mib = records * _TOKEN_BYTES * config.sample.max_tokens / 2**20
+  size = _TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
+  mib = records * size / 2**20
   checks.require(
     config.see.capacity_records >= records,
     f'see.capacity_records = {config.see.capacity_records}; a round of the '
@@ -204,8 +206,8 @@ def _check_capacity(config):
   )
   checks.require(
     config.see.capacity_mib >= mib,
-    f'see.capacity_mib = {config.see.capacity_mib}; the arrays of a round of '
-    f'the peers may have {mib:.0f} MiB, and publishers would wait',
+    f'see.capacity_mib = {config.see.capacity_mib}; a round of the peers may '
+    f'have {mib:.0f} MiB, and publishers would wait',
   )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 SCHEMA = 1
 LARGEST = 1e6  # Of rewards and log-probabilities, in absolute value.
+REST_BYTES = 256  # Of a record's names and numbers, about.
 MAX_NAME = 1024  # Characters of a name, such as a prompt's id.
 MAX_TEXTS = 64  # Of an outcome.
 WHOLE_GROUP = -1  # The sample number of a record about a whole group.
@@ -152,14 +153,13 @@ def identity(record: Record) -> tuple:
 
 
 def size(record: Record) -> int:
-  """Bytes of the record's text and arrays, without its numbers and names."""
+  """Bytes of a record: its text and arrays, and the rest by a constant."""
   if isinstance(record, GroupStats):
-    return 0
+    return REST_BYTES
   if isinstance(record, Outcome):
-    return sum(map(len, record.texts))
-  return len(record.payload) + sum(
-    getattr(record, name).nbytes for name in _ARRAYS
-  )
+    return REST_BYTES + sum(map(len, record.texts))
+  arrays = sum(getattr(record, name).nbytes for name in _ARRAYS)
+  return REST_BYTES + len(record.payload) + arrays
 
 
 def fault(record: Record) -> str | None:

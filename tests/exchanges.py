@@ -31,7 +31,7 @@ AGES_S = 3 * DEADLINE_S  # What no test has the time to wait for.
 def limits(**changes) -> inbox.Limits:
   fields = {
     'records': 100,
-    'bytes': 10_000,
+    'bytes': 100_000,
     'max_staleness': 0,
     'block_s': 0.0,
     'wait_s': 0.0,

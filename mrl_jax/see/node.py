@@ -31,6 +31,20 @@ class Network:
   security: rpc.Security = dataclasses.field(default_factory=rpc.Security)
   max_bytes: int = 16 * 2**20
 
+  def check(self) -> None:
+    """Refuses what nobody could use, or anybody.
+
+    Raises:
+      InputError: says what to give.
+    """
+    checks.require(
+      bool(self.listen) or not self.addresses,
+      'see.listen is empty; policies of other processes need an address, '
+      'HOST:PORT, where they find those of this one',
+    )
+    for address in filter(None, (self.listen, *self.addresses.values())):
+      self.security.check(address)
+
 
 class Node:
   """The endpoints of the policies that are trained in this process.
@@ -76,45 +90,42 @@ class Node:
       InputError: an address cannot be used.
     """
     stored, journals = stored or {}, journals or {}
+    # Nobody is listened to about nothing.
     remote = network.addresses if kinds else {}
     here = [p for p in policies if p not in {*network.addresses, *stored}]
-    inboxes = {
+    self._limits = limits
+    self._inboxes = {
       name: inbox_lib.Inbox(
         name, {n: p for n, p in policies.items() if n != name}, limits
       )
       for name in here
     }
-    for inbox in inboxes.values():
+    for inbox in self._inboxes.values():
       inbox.sources += [
         journal_lib.Source(reader, inbox, kinds) for reader in stored.values()
       ]
-    self._limits = limits
     self._spool = self._server = None
     if remote:
-      checks.require(
-        bool(network.listen),
-        'see.listen is empty; policies of other processes need an address, '
-        'HOST:PORT, where they find those of this one',
-      )
+      network.check()
       self._spool = spool_lib.Spool(os.path.join(folder, _RECEIVED))
       self._server = rpc.Server(
         network.listen,
-        inboxes,
+        self._inboxes,
         senders=remote,
         run=run,
         security=network.security,
         max_bytes=network.max_bytes,
         spool=self._spool,
       )
-    self._inboxes = inboxes
     self.endpoints = {}
-    for name in here:
+    for name, inbox in self._inboxes.items():
       outlets = {
-        peer: in_process.Outlet(name, inbox)
-        for peer, inbox in inboxes.items()
+        peer: in_process.Outlet(name, theirs)
+        for peer, theirs in self._inboxes.items()
         if peer != name
-      } | {
-        peer: rpc.Outlet(
+      }
+      for peer, address in remote.items():
+        outlets[peer] = rpc.Outlet(
           name,
           peer,
           address,
@@ -123,10 +134,8 @@ class Node:
           limits=limits,
           max_bytes=network.max_bytes,
         )
-        for peer, address in remote.items()
-      }
       self.endpoints[name] = exchange.Endpoint(
-        inboxes[name], outlets, journals.get(name), kinds
+        inbox, outlets, journals.get(name), kinds
       )
 
   @property

@@ -456,8 +456,8 @@ class Outlet:
       if code is grpc.StatusCode.OK:
         self._settle(parcel, 'acknowledged')
       elif reason:
-        self._settle(parcel, 'refused', reason)
         self._say('message', reason, f'by {self._where()}: {details!r:.300}')
+        self._settle(parcel, 'refused', reason)
       else:
         self._lose(code, details)
         with self._changed:

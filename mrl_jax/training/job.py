@@ -18,7 +18,6 @@ from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
-from mrl_jax import records
 from mrl_jax.data import pipeline
 from mrl_jax.models import families
 from mrl_jax.mwra import cost
@@ -26,14 +25,12 @@ from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.rewards import functions
 from mrl_jax.see import exchange
-from mrl_jax.see import inbox
-from mrl_jax.see import journal
 from mrl_jax.see import node as node_lib
-from mrl_jax.see import rpc
 from mrl_jax.thl import transfer
 from mrl_jax.training import batch
 from mrl_jax.training import inputs
 from mrl_jax.training import optimizer
+from mrl_jax.training import peers
 from mrl_jax.training import worker as worker_lib
 
 _CONFIG, _CACHE, _JOURNALS = 'config.json', 'cache', 'see'
@@ -101,13 +98,11 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   cache = cache_dir(config, workdir)
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
-  here = _trained_here(config)
-  network = _network(config.see)
-  stored = _stored(config, method, loaded)
-  plan = _plan(config, here, loaded)
+  others = peers.check(config, method.kinds, loaded.tokenizers)
+  plan = _plan(config, others.here, loaded)
   _claim(workdir, config, loaded)
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
-  journaled = _journaled(config, method)
+  folder = os.path.join(workdir, _JOURNALS)
   return Job(
     config=config,
     workdir=workdir,
@@ -119,10 +114,10 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     judge=judge,
     plan=plan,
     workers=_workers(config, method, loaded, plan),
-    node=_node(
-      config, workdir, run, method, loaded, network, stored, journaled
+    node=peers.connect(
+      config, method.kinds, loaded.tokenizers, others, run=run, folder=folder
     ),
-    kinds=method.kinds | journaled,
+    kinds=method.kinds | others.journaled,
     limits=transfer.Limits(**config.thl),
   )
 
@@ -191,16 +186,6 @@ def _claim(workdir, config, loaded) -> None:
   )
 
 
-def _trained_here(config) -> list[str]:
-  """The policies that neither another process nor a journal stands for."""
-  peers = config.see.peers
-  return [
-    name
-    for name in config.policies
-    if not (peers[name].address or peers[name].journal)
-  ]
-
-
 def _plan(config, here, loaded) -> planner.Plan:
   devices = jax.devices()
   models, shapes = {}, {}
@@ -260,92 +245,3 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
       ),
     )
   return workers
-
-
-def _stored(config, method, loaded) -> dict[str, journal.Reader]:
-  """The journals that stand for policies, if they can."""
-  readers = {}
-  for name, peer in config.see.peers.items():
-    if not peer.journal:
-      continue
-    key = f'see.peers.{name}.journal'
-    readers[name] = journal.Reader(peer.journal, name)
-    about = readers[name].about
-    lacking = method.kinds - {*about.kinds}
-    checks.require(
-      not lacking,
-      f'{key} has no {" and no ".join(sorted(lacking))}, which this method '
-      'needs; a run with --config.see.journal=all writes records of all kinds',
-    )
-    mine = loaded.tokenizers[name].fingerprint
-    checks.require(
-      about.tokenizer == mine,
-      f'{key} was written with another tokenizer than policies.{name} has: '
-      f'fingerprint {about.tokenizer} there, {mine} here',
-    )
-  return readers
-
-
-def _journaled(config, method) -> frozenset[str]:
-  kinds = {
-    'published': method.kinds,
-    'all': records.KINDS,
-    'none': (),
-  }
-  return frozenset(kinds[config.see.journal])
-
-
-def _network(see) -> node_lib.Network:
-  network = node_lib.Network(
-    listen=see.listen,
-    addresses={n: p.address for n, p in see.peers.items() if p.address},
-    security=rpc.Security(**see.tls, allow_insecure=see.allow_insecure),
-    max_bytes=see.max_message_mib * 2**20,
-  )
-  checks.require(
-    bool(network.listen) or not network.addresses,
-    'see.listen is empty; policies of other processes need an address, '
-    'HOST:PORT, where they find those of this one',
-  )
-  for address in filter(None, (network.listen, *network.addresses.values())):
-    network.security.check(address)
-  return network
-
-
-def _node(
-  config, workdir, run, method, loaded, network, stored, journaled
-) -> node_lib.Node:
-  see = config.see
-  policies = {
-    name: inbox.Peer(tokenizer.fingerprint, tokenizer.vocab_size)
-    for name, tokenizer in loaded.tokenizers.items()
-  }
-  folder = os.path.join(workdir, _JOURNALS)
-  journals = {}
-  for name in _trained_here(config) if journaled else ():
-    about = journal.About(
-      policy=name,
-      run=run,
-      tokenizer=policies[name].tokenizer,
-      vocab_size=policies[name].vocab_size,
-      kinds=tuple(sorted(journaled)),
-    )
-    journals[name] = journal.Writer(
-      folder, about, loaded.tokenizers[name].to_json()
-    )
-  return node_lib.Node(
-    policies,
-    inbox.Limits(
-      records=see.capacity_records,
-      bytes=see.capacity_mib * 2**20,
-      max_staleness=see.max_staleness,
-      block_s=see.block_s,
-      wait_s=see.wait_s,
-    ),
-    method.kinds,
-    run=run,
-    network=network,
-    stored=stored,
-    journals=journals,
-    folder=folder,
-  )

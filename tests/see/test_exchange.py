@@ -174,7 +174,7 @@ def test_what_comes_too_late_is_stale(connect):
 
 
 def test_unsound_records_are_refused_and_the_rest_goes_on(connect):
-  pair = connect(bytes=150)
+  pair = connect(bytes=400)
   pair.publish(
     0,
     [

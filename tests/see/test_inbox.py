@@ -181,8 +181,8 @@ def test_the_oldest_goes_even_if_it_comes_last():
 def test_as_many_go_as_must():
   box = queue(bytes=3 * SIZE)
   deliver(box, 0, samples=3)
-  box.deliver('a', 1, [examples.rollout(bytes(10), round=1)])
-  assert records.size(examples.rollout(bytes(10))) > 2 * SIZE
+  box.deliver('a', 1, [examples.rollout(bytes(30), round=1)])
+  assert records.size(examples.rollout(bytes(30))) > 2 * SIZE
   assert fates(box) == {'published': 4, 'evicted': 3, 'waiting': 1}
 
 

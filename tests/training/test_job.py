@@ -8,8 +8,6 @@ import pytest
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
-from mrl_jax import records
-from mrl_jax.see import journal
 from mrl_jax.training import job
 from tests import examples
 
@@ -120,29 +118,6 @@ def test_a_prompt_that_is_too_long_may_be_an_error(tmp_path):
   changes = jsonl(tmp_path / 'a.jsonl', *QUESTIONS, long)
   with pytest.raises(checks.InputError, match=r'a\.jsonl:13 has \d+ tokens'):
     build(tmp_path / 'run', **{**changes, 'sample.long_prompts': 'error'})
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'kinds': ('group_stats',)}, r'has no rollout, which this method needs'),
-    ({'tokenizer': 'theirs'}, r'fingerprint theirs there, \w+ here'),
-  ],
-)
-def test_a_journal_that_cannot_stand_for_a_policy(
-  tmp_path, cache, changes, message
-):
-  about = {
-    'policy': 'gemma', 'run': 'run', 'tokenizer': 'x', 'vocab_size': 1,
-    'kinds': records.KINDS, **changes,
-  }  # fmt: skip
-  journal.Writer(os.fspath(tmp_path / 'see'), journal.About(**about), '{}')
-  with pytest.raises(checks.InputError, match=message):
-    build(
-      tmp_path / 'run',
-      cache,
-      **{'method.name': 'prp', 'see.peers.gemma.journal': os.fspath(tmp_path)},
-    )
 
 
 def claimed(folder, **changes):
