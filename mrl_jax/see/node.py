@@ -10,6 +10,7 @@ from mrl_jax.see import in_process
 from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal as journal_lib
 from mrl_jax.see import rpc
+from mrl_jax.see import security as security_lib
 from mrl_jax.see import spool as spool_lib
 
 _RECEIVED = '_received'  # No policy is called this.
@@ -28,7 +29,9 @@ class Network:
 
   listen: str = ''
   addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  security: rpc.Security = dataclasses.field(default_factory=rpc.Security)
+  security: security_lib.Security = dataclasses.field(
+    default_factory=security_lib.Security
+  )
   max_bytes: int = 16 * 2**20
 
   def check(self) -> None:

@@ -10,7 +10,7 @@ from mrl_jax import records
 from mrl_jax.see import inbox
 from mrl_jax.see import journal
 from mrl_jax.see import node
-from mrl_jax.see import rpc
+from mrl_jax.see import security
 from mrl_jax.thl import byte_tokenizer
 
 Tokenizers = Mapping[str, byte_tokenizer.ByteTokenizer]
@@ -52,7 +52,7 @@ def check(
   network = node.Network(
     listen=see.listen,
     addresses={n: p.address for n, p in see.peers.items() if p.address},
-    security=rpc.Security(**see.tls, allow_insecure=see.allow_insecure),
+    security=security.Security(**see.tls, allow_insecure=see.allow_insecure),
     max_bytes=see.max_message_mib * 2**20,
   )
   network.check()

@@ -20,6 +20,7 @@ import pytest
 from mrl_jax import records
 from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import rpc
+from mrl_jax.see import security as security_lib
 from mrl_jax.see import spool as spool_lib
 from mrl_jax.see import wire
 from mrl_jax.sharing import xgrpo
@@ -359,7 +360,7 @@ class Receiver:
       {'b': self.inbox},
       senders=SENDERS,
       run='run',
-      security=rpc.Security(),
+      security=security_lib.Security(),
       max_bytes=MAX_BYTES,
       spool=self._spool,
     )
