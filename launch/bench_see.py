@@ -104,7 +104,7 @@ def _node(**given) -> node_lib.Node:
   limits = inbox.Limits(
     records=2**20, bytes=2**32, max_staleness=0, block_s=60.0, wait_s=60.0
   )
-  peer = inbox.Peer('bytes', 256)
+  peer = inbox.Peer('bytes', 256, 'bench')
   return node_lib.Node(
     {'a': peer, 'b': peer}, limits, ('rollout',), run='bench', **given
   )

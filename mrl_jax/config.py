@@ -251,7 +251,7 @@ _RANGES = {
   'see.capacity_mib': (1, None),
   'see.block_s': (0, None),
   'see.wait_s': (0, None),
-  'see.outcome_texts': (0, None),
+  'see.outcome_texts': (0, records_lib.MAX_TEXTS),
   'see.max_message_mib': (1, 1024),
   'thl.max_tokens': (1, None),
   'thl.max_residual': (0, 1),

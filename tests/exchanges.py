@@ -22,7 +22,7 @@ from mrl_jax.see import node
 from mrl_jax.see import wire
 
 KINDS = records.KINDS
-PEER = inbox.Peer(tokenizer='fingerprint', vocab_size=1000)
+PEER = inbox.Peer(tokenizer='fingerprint', vocab_size=1000, run='run')
 POLICIES = {'a': PEER, 'b': PEER}
 DEADLINE_S = 60.0  # Of what takes a moment, on a machine that is busy.
 AGES_S = 3 * DEADLINE_S  # What no test has the time to wait for.

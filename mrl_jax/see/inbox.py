@@ -1,5 +1,6 @@
 """A policy's queue of what its peers publish, bounded and in memory."""
 
+import collections
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import math
@@ -38,10 +39,16 @@ class Limits:
 
 
 class Peer(NamedTuple):
-  """What is known of a peer: its tokenizer's fingerprint and size."""
+  """What is known of a peer.
+
+  Attributes:
+    tokenizer, vocab_size: the fingerprint and the size of its tokenizer.
+    run: the fingerprint of its run.
+  """
 
   tokenizer: str
   vocab_size: int
+  run: str
 
 
 class Source(Protocol):
@@ -71,6 +78,7 @@ class Inbox:
     self._changed = threading.Condition()
     self._waiting = {}  # Records by identity, in the order of arrival.
     self._bytes = 0
+    self._held = collections.Counter()  # Bytes of them, by peer.
     self._gone = {}  # Identities that were here, to know a duplicate.
     self._messages = {}  # Their rounds, by name.
     self._oldest = 0  # Records of earlier rounds are stale.
@@ -185,9 +193,18 @@ class Inbox:
       return
     self._waiting[identity] = record
     self._bytes += size
+    self._held[sender] += size
     while not self._fits(0, 0):
-      oldest = min(self._waiting.values(), key=lambda r: r.header.round)
-      self._remove(oldest, 'evicted')
+      self._evict()
+
+  def _evict(self):
+    """Lets the oldest go of the peer that has most: no other pays for it."""
+    most = max(self._held, key=self._held.get)
+    oldest = min(
+      (r for r in self._waiting.values() if r.header.policy == most),
+      key=lambda r: r.header.round,
+    )
+    self._remove(oldest, 'evicted')
 
   def _unwanted(self, identity, round) -> str | None:
     """The fate of a record that no room is made for."""
@@ -206,6 +223,8 @@ class Inbox:
     if fault:
       return fault, ''
     peer = self.peers[sender]
+    if header.run != peer.run:
+      return 'run', f'of run {header.run!r:.50}, where it is {peer.run!r}'
     if header.tokenizer != peer.tokenizer:
       return 'tokenizer', (
         f'{header.tokenizer!r:.50}, where its tokenizer is {peer.tokenizer!r}'
@@ -302,6 +321,7 @@ class Inbox:
     identity = records.identity(record)
     del self._waiting[identity]
     self._bytes -= records.size(record)
+    self._held[record.header.policy] -= records.size(record)
     self._gone[identity] = record.header.round
     if len(self._gone) > _REMEMBERED * self.limits.records:
       del self._gone[next(iter(self._gone))]
@@ -331,10 +351,13 @@ class Inbox:
       decoded = [wire.decode(data) for data in waiting]
       self._waiting = {records.identity(r): r for r in decoded}
       self._bytes = sum(map(records.size, decoded))
+      self._held = collections.Counter()
+      for record in decoded:
+        self._held[record.header.policy] += records.size(record)
       self._gone = {tuple(identity): round for identity, round in gone}
       self.ledger.restore(books)
 
 
 def _order(record):
   h = record.header
-  return (h.policy, h.round, h.prompt, h.sample, records.kind(record), h.run)
+  return (h.policy, h.round, h.prompt, h.sample, records.kind(record))

@@ -111,10 +111,12 @@ def connect(
     InputError: the address to listen on is taken.
   """
   see = config.see
-  known = {
-    name: inbox.Peer(tokenizer.fingerprint, tokenizer.vocab_size)
-    for name, tokenizer in tokenizers.items()
-  }
+  known = {}
+  for name, tokenizer in tokenizers.items():
+    theirs = peers.stored[name].about.run if name in peers.stored else run
+    known[name] = inbox.Peer(
+      tokenizer.fingerprint, tokenizer.vocab_size, theirs
+    )
   journals = {}
   for name in peers.here if peers.journaled else ():
     about = journal.About(

@@ -161,13 +161,25 @@ def test_the_order_is_of_policy_round_prompt_sample_and_kind():
   assert len(keys) == 6
 
 
-def test_the_order_of_runs_does_not_depend_on_arrival():
-  orders = set()
-  for runs in ('xy', 'yx'):
-    box = queue()
-    box.deliver('a', 0, [examples.rollout(run=run) for run in runs])
-    orders.add(tuple(r.header.run for r in box.collect(0, KINDS)))
-  assert orders == {('x', 'y')}
+def test_records_of_another_run_are_refused():
+  box = queue()
+  box.deliver('a', 0, [examples.rollout(run='other'), examples.rollout()])
+  assert fates(box) == {'published': 2, 'refused': 1, 'waiting': 1}
+  assert box.ledger.refusals() == {'a': {'run': 1}}
+
+
+@pytest.mark.parametrize('again', [False, True])
+def test_a_peer_that_fills_the_queue_pays_for_it_alone(again):
+  box = queue('ab', records=4)
+  deliver(box, 0, samples=2, policy='b')
+  if again:
+    state, box = box.state(), queue('ab', records=4)
+    box.restore(state)
+  for round in range(1000, 1010):  # The others' are older, and stay.
+    deliver(box, round)
+  assert fates(box, 'b') == {'published': 2, 'waiting': 2}
+  assert fates(box, 'a') == {'published': 10, 'evicted': 8, 'waiting': 2}
+  assert len(box.collect(0, KINDS)) == 2
 
 
 def test_the_oldest_goes_even_if_it_comes_last():

@@ -134,7 +134,7 @@ def test_every_record_is_accounted_for(finished):
     **dict.fromkeys(('stale', 'refused', 'duplicate', 'evicted', 'waiting'), 0),
   }
   for pair in ('gemma->llama', 'llama->gemma'):
-    row = summary['exchange'][pair]['rollout']
+    row = {**summary['exchange'][pair]['rollout']}
     assert row.pop('bytes') > 0
     assert row == expected
     assert summary['exchange'][pair]['group_stats']['used'] == 4 * 8
