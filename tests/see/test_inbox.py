@@ -168,13 +168,18 @@ def test_records_of_another_run_are_refused():
   assert box.ledger.refusals() == {'a': {'run': 1}}
 
 
-@pytest.mark.parametrize('again', [False, True])
-def test_a_peer_that_fills_the_queue_pays_for_it_alone(again):
+def test_who_has_most_is_known_after_a_resume():
+  before, box = (queue('ab', records=4) for _ in range(2))
+  deliver(before, 0, samples=3, policy='b')
+  box.restore(before.state())
+  deliver(box, 0, samples=2)
+  assert fates(box, 'a') == {'published': 2, 'waiting': 2}
+  assert fates(box, 'b') == {'published': 3, 'evicted': 1, 'waiting': 2}
+
+
+def test_a_peer_that_fills_the_queue_pays_for_it_alone():
   box = queue('ab', records=4)
   deliver(box, 0, samples=2, policy='b')
-  if again:
-    state, box = box.state(), queue('ab', records=4)
-    box.restore(state)
   for round in range(1000, 1010):  # The others' are older, and stay.
     deliver(box, round)
   assert fates(box, 'b') == {'published': 2, 'waiting': 2}

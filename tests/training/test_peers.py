@@ -6,6 +6,7 @@ import pytest
 from mrl_jax import checks
 from mrl_jax import records
 from mrl_jax.see import journal
+from mrl_jax.sharing import xgrpo
 from mrl_jax.training import peers
 from tests import examples
 from tests import exchanges
@@ -65,29 +66,36 @@ def test_a_journal_that_cannot_stand_for_a_policy(tmp_path, changes, message):
 
 def test_what_a_journal_says_reaches_the_others_and_is_written_down(tmp_path):
   changes = {**stored(tmp_path / 'theirs'), 'see.journal': 'all'}
-  told = [
-    examples.outcome(policy='gemma', tokenizer='other'),
-    *examples.group([1.0], policy='llama'),
-  ]
-  config = examples.run_config(**changes)
+  gemma, llama = TOKENIZERS['gemma'], TOKENIZERS['llama']
+  theirs = xgrpo.group_stats(
+    examples.group([1.0], policy='gemma', run='theirs', encoder=gemma)
+  )
+  about = journal.About(
+    policy='gemma', run='theirs', tokenizer=gemma.fingerprint,
+    vocab_size=gemma.vocab_size, kinds=records.KINDS,
+  )  # fmt: skip
+  writer = journal.Writer(os.fspath(tmp_path / 'theirs'), about, '{}')
+  writer.write(0, [theirs])
+  own = examples.group([1.0, 0.0], policy='llama', encoder=llama)
   with contextlib.closing(
     peers.connect(
-      config,
+      examples.run_config(**changes),
       KINDS,
       TOKENIZERS,
       check(**changes),
-      run='run',
+      run='mine',
       folder=os.fspath(tmp_path / 'mine'),
     )
   ) as node:
     assert list(node.endpoints) == ['llama']
-    node.endpoints['llama'].publish(0, told)
+    node.endpoints['llama'].publish(0, own)
+    assert node.endpoints['llama'].collect(0, KINDS) == [theirs]
     node.endpoints['llama'].finish()
   mine = journal.Reader(os.fspath(tmp_path / 'mine'), 'llama')
   assert mine.finished()
-  assert len(mine.read(0)) == 2
-  assert mine.about.tokenizer == TOKENIZERS['llama'].fingerprint
-  assert mine.tokenizer() == TOKENIZERS['llama'].to_json()
+  assert len(mine.read(0)) == len(own)
+  assert mine.about.run == 'mine'
+  assert mine.tokenizer() == llama.to_json()
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):
