@@ -14,7 +14,6 @@ from mrl_jax import records as records_lib
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
-_TOKEN_BYTES = 17  # Of a token's id, bytes, two log-probabilities, mask.
 _DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
 # Keys that say where things are, not what is done.
 _PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+|peers\.\w+\.address)')
@@ -197,7 +196,7 @@ def _check_capacity(config):
   """A queue has room for at least the arrays of a round of all peers."""
   peers = len(config.policies) - 1
   records = peers * config.train.prompts * (config.train.samples + 1)
-  size = _TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
+  size = records_lib.TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
   mib = records * size / 2**20
   checks.require(
     config.see.capacity_records >= records,

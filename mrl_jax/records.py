@@ -153,13 +153,12 @@ def identity(record: Record) -> tuple:
 
 
 def size(record: Record) -> int:
-  """Bytes of a record: its text and arrays, and the rest by a constant."""
+  """Bytes of a sound record: text and arrays, and the rest by a constant."""
   if isinstance(record, GroupStats):
     return REST_BYTES
   if isinstance(record, Outcome):
     return REST_BYTES + sum(map(len, record.texts))
-  arrays = sum(getattr(record, name).nbytes for name in _ARRAYS)
-  return REST_BYTES + len(record.payload) + arrays
+  return REST_BYTES + len(record.payload) + TOKEN_BYTES * len(record.ids)
 
 
 def fault(record: Record) -> str | None:
@@ -249,6 +248,7 @@ _ARRAYS = {
   'policy_logp': np.dtype(np.float32),
   'mask': np.dtype(np.bool_),
 }
+TOKEN_BYTES = sum(dtype.itemsize for dtype in _ARRAYS.values())  # In arrays.
 _FAULTS = {
   Rollout: _fault_of_rollout,
   GroupStats: _fault_of_stats,

@@ -173,18 +173,17 @@ class Inbox:
       )
 
   def _admit(self, sender, round, record, until):
-    kind, size = records.kind(record), records.size(record)
+    kind = records.kind(record)
     reason, why = self._fault(sender, round, record)
-    if size > self.limits.bytes:
-      reason, why = 'size', f'of {size:,} bytes'
     if reason:
       self.refuse(sender, kind, reason, why)
       return
-    identity = records.identity(record)
-    self._changed.wait_for(
-      lambda: self._unwanted(identity, round) or self._fits(1, size),
-      until - time.monotonic(),
-    )
+    identity, size = records.identity(record), records.size(record)
+    if not self._fits(1, size):
+      self._changed.wait_for(
+        lambda: self._unwanted(identity, round) or self._fits(1, size),
+        until - time.monotonic(),
+      )
     # While it waited, another copy may have come, or its round have passed.
     self.ledger.add(sender, kind, 'published', bytes=size)
     fate = self._unwanted(identity, round)
@@ -233,6 +232,8 @@ class Inbox:
       record.ids.max(initial=0) >= peer.vocab_size
     ):
       return 'vocabulary', f'id {record.ids.max()} of {peer.vocab_size}'
+    if records.size(record) > self.limits.bytes:
+      return 'size', f'of {records.size(record):,} bytes'
     return None, ''
 
   def collect(self, round: int, kinds: Collection[str]) -> list[records.Record]:
