@@ -1,4 +1,4 @@
-"""Trains policies together, in one process: on a TPU VM or a laptop.
+"""Trains policies together: on a TPU VM or a laptop, or on one for each.
 
 python launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=20
 

@@ -196,7 +196,9 @@ def _check_capacity(config):
   """A queue has room for at least the arrays of a round of all peers."""
   peers = len(config.policies) - 1
   records = peers * config.train.prompts * (config.train.samples + 1)
-  size = records_lib.TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
+  size = (
+    records_lib.TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
+  )
   mib = records * size / 2**20
   checks.require(
     config.see.capacity_records >= records,

@@ -20,8 +20,9 @@ def show_start(
   plan: planner.Plan,
   devices: str,
   skipped: int,
+  elsewhere: Mapping[str, str],
 ) -> None:
-  """Where the run writes, and which policy runs where."""
+  """Where the run writes, and which policy is where."""
   console.print(f'Writing to {workdir}', highlight=False, markup=False)
   table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
   for column in ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
@@ -40,6 +41,8 @@ def show_start(
       f'{part.load:.0%}',
     )
   console.print(table)
+  for name, place in elsewhere.items():
+    console.print(f'{name} is not trained here: {place}', markup=False)
   if skipped:
     console.print(f'{skipped:,} prompts are too long and were skipped.')
 

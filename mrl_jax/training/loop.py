@@ -47,6 +47,11 @@ def run(
     job.plan,
     f'{len(devices)} x {devices[0].device_kind}',
     job.inputs.skipped,
+    {
+      name: f'at {peer.address}' if peer.address else f'from {peer.journal}'
+      for name, peer in config.see.peers.items()
+      if peer.address or peer.journal
+    },
   )
   checkpoints = checkpoint.Checkpoints(
     os.path.join(workdir, 'checkpoints'), config.checkpoint.keep

@@ -25,7 +25,14 @@ def plan(**kwargs):
 
 def test_the_plan_names_devices_mesh_and_what_was_skipped():
   shown = console()
-  display.show_start(shown, 'runs/mine', plan(tensor=2), '8 x cpu', skipped=3)
+  display.show_start(
+    shown,
+    'runs/mine',
+    plan(tensor=2),
+    '8 x cpu',
+    skipped=3,
+    elsewhere={'c': 'from runs/[old]'},
+  )
   text = shown.file.getvalue()
   for part in (
     'runs/mine',
@@ -34,6 +41,7 @@ def test_the_plan_names_devices_mesh_and_what_was_skipped():
     '4-7',
     'fsdp 2, tensor 2',
     '3 prompts are too',
+    'c is not trained here: from runs/[old]',
   ):
     assert part in text
 

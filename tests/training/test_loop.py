@@ -306,6 +306,7 @@ def test_a_journal_teaches_what_the_policy_itself_did(
   assert metrics(workdir) == [
     row for row in metrics(finished[1]) if row['policy'] == 'llama'
   ]
+  assert 'gemma is not trained here' in shown
   assert 'round gemma' not in shown
   stored, _ = restored(folder, workdir, **changes)
   monkeypatch.undo()
