@@ -15,6 +15,7 @@ from mrl_jax import evaluation
 from mrl_jax import files
 from mrl_jax.rewards import verify
 from mrl_jax.see import ledger as ledger_lib
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.sharing import publish
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
@@ -153,7 +154,7 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
     lessons[name] = job.method.lesson(
       groups[name], received, worker.tokenizer, job.limits
     )
-    _tell_of_strangers(name, lessons[name], round)
+    tell_of_strangers(name, lessons[name], round)
     updates[name] = worker.update(prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)
   updates = jax.device_get(updates)
@@ -170,6 +171,20 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       seconds=time.monotonic() - began,
     )
   return rows
+
+
+def tell_of_strangers(name: str, lesson: lesson_lib.Lesson, round: int) -> None:
+  """Warns of peers whose records a policy has no use for at all."""
+  if lesson.peer_records_unused and not lesson.peer_records:
+    logging.log_first_n(
+      logging.WARNING,
+      'round %d: %s can use none of the %d records it received, as they are '
+      'about other prompts; peers need the same data, seed and train.prompts',
+      3,
+      round,
+      name,
+      lesson.peer_records_unused,
+    )
 
 
 def evaluate(job: job_lib.Job, rounds: int) -> dict[str, dict[str, float]]:
@@ -218,19 +233,6 @@ def finish(
     endpoint.finish()
   display.show_end(console, summary, progress.residuals, job.workdir)
   return summary
-
-
-def _tell_of_strangers(name, lesson, round):
-  if lesson.peer_records_unused and not lesson.peer_records:
-    logging.log_first_n(
-      logging.WARNING,
-      'round %d: %s can use none of the %d records it received, as they are '
-      'about other prompts; peers need the same data, seed and train.prompts',
-      3,
-      round,
-      name,
-      lesson.peer_records_unused,
-    )
 
 
 def _check_finite(rows, round):

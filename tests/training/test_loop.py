@@ -1,5 +1,6 @@
 """Whole runs, small: what they write, and that they can be repeated."""
 
+import base64
 import dataclasses
 import io
 import json
@@ -8,11 +9,13 @@ import shutil
 
 from absl import logging
 import jax
+import msgspec
 import numpy as np
 import pytest
 from rich import console as console_lib
 
 from mrl_jax import checks
+from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import checkpoint
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
@@ -73,7 +76,18 @@ def restored(folder, workdir, **changes):
   )
   checkpoints.close()
   del host['progress']['seconds']
+  host['exchange'] = {n: without_time(s) for n, s in host['exchange'].items()}
   return jax.device_get(states), host
+
+
+def without_time(exchange):
+  """What the exchange waits for and knows, but for the time it took."""
+  inbox, outlets = msgspec.msgpack.decode(base64.b64decode(exchange))
+  *queue, books = msgspec.msgpack.decode(inbox)
+  *counts, waited, seconds = books
+  assert seconds > 0
+  assert waited == {}
+  return queue, counts, outlets
 
 
 def assert_same(a, b):
@@ -315,16 +329,16 @@ def test_a_journal_teaches_what_the_policy_itself_did(
   assert_same(stored['llama'], live['llama'])
 
 
-def test_a_journal_about_other_prompts_is_told(folder, finished, caplog):
+@pytest.mark.parametrize('of_use', [0, 1])
+def test_records_that_are_all_about_other_prompts_are_told(caplog, of_use):
   logging.use_absl_handler()
+  lesson = lesson_lib.Lesson(
+    own=[], peer=[], residuals={}, peer_records=of_use, peer_records_unused=40
+  )
   with caplog.at_level('WARNING', logger='absl'):
-    run(
-      folder,
-      'strange',
-      seed=1,
-      **{'see.peers.gemma.journal': finished[1], 'train.rounds': 1},
-    )
-  assert 'llama can use none of the 40 records' in caplog.text
+    loop.tell_of_strangers('llama', lesson, round=0)
+  told = 'llama can use none of the 40 records' in caplog.text
+  assert told == (of_use == 0)
 
 
 def test_a_peer_that_never_comes_is_named_and_gone_without(folder, caplog):
