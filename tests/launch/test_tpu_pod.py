@@ -42,6 +42,12 @@ def run(*flags, config='configs/prp.py', timeout=300):
   )
 
 
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+  """The flag of a cache that runs share."""
+  return f'--config.cache_dir={tmp_path_factory.mktemp("cache")}'
+
+
 def rows(workdir):
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   return [{**json.loads(line), 'timing': 0} for line in lines]
@@ -73,8 +79,7 @@ def test_a_missing_config_is_told():
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path):
-  cache = f'--config.cache_dir={tmp_path / "cache"}'
+def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, cache):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   assert run(*SMALL, cache, f'--workdir={whole}').returncode == 0
   flags = (*SMALL, cache, f'--workdir={killed}')
@@ -101,7 +106,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path):
+def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path, cache):
   ports = {name: exchanges.free_address() for name in ('llama', 'gemma')}
   rounds = 24
 
@@ -111,7 +116,7 @@ def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path):
         command(
           *SMALL,
           f'--config.train.rounds={rounds}',
-          f'--config.cache_dir={tmp_path / name / "cache"}',
+          cache,
           f'--config.see.listen={ports[name]}',
           f'--config.see.peers.{peer}.address={ports[peer]}',
           '--config.see.wait_s=5',
@@ -191,8 +196,9 @@ def parameters(workdir, policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ['grpo', 'xgrpo'])
-def test_the_main_job_gains_fifteen_points(tmp_path, method):
+def test_the_main_job_gains_fifteen_points(tmp_path, cache, method):
   done = run(
+    cache,
     f'--workdir={tmp_path / "run"}',
     config=f'configs/{method}.py',
     timeout=900,

@@ -209,7 +209,7 @@ def test_the_learning_rate_decays_over_all_updates(folder, monkeypatch):
   assert steps == [4 * 2] * 2  # Rounds and mini-batches, of two policies.
 
 
-@pytest.mark.parametrize('rounds', [1, 3])
+@pytest.mark.parametrize('rounds', [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
   folder, finished, monkeypatch, rounds
 ):
@@ -341,7 +341,11 @@ def test_records_that_are_all_about_other_prompts_are_told(caplog, of_use):
   assert told == (of_use == 0)
 
 
-def test_a_peer_that_never_comes_is_named_and_gone_without(folder, caplog):
+def test_a_peer_that_never_comes_is_named_and_gone_without(
+  folder, caplog, monkeypatch
+):
+  half = jax.devices()[:4]  # What is compiled for them already.
+  monkeypatch.setattr(jax, 'devices', lambda: half)
   logging.use_absl_handler()
   with caplog.at_level('WARNING', logger='absl'):
     summary, workdir, _ = run(
@@ -375,6 +379,7 @@ def test_one_policy_alone_is_grpo_whatever_the_method(folder):
   assert alone[0] == alone[1] == alone[2]
 
 
+@pytest.mark.slow
 def test_policies_may_take_turns_on_one_device(folder, monkeypatch):
   one = jax.devices()[:1]
   monkeypatch.setattr(jax, 'devices', lambda: one)
