@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, without holding [B, T, V]."""
+"""Log-probabilities of tokens, and entropies, without holding [B, T, V]."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ def response_logps(
   valid_BS: jax.Array,
   length: int,
   chunk: int,
-) -> jax.Array:
+  entropy: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
   """Log pi(token | all before it) of the last `length` tokens of every row.
 
   Args:
@@ -37,16 +38,23 @@ def response_logps(
     length: T, the number of response positions.
     chunk: at most about this many tokens have their logits in memory at once;
       the backward pass computes them again.
+    entropy: whether to return that of each token's distribution too.
 
   Returns:
-    logp_BT, float32; 0 at padding.
+    logp_BT, float32, or with `entropy` (logp_BT, entropy_BT); 0 at padding.
   """
   positions_BS, mask_BSS = prompt_layout(valid_BS)
   hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
-  logp_BT = token_logps(
-    decoder, hidden_BSD[:, -length - 1 : -1], tokens_BS[:, -length:], chunk
+  scores = token_logps(
+    decoder,
+    hidden_BSD[:, -length - 1 : -1],
+    tokens_BS[:, -length:],
+    chunk,
+    entropy,
   )
-  return jnp.where(valid_BS[:, -length:], logp_BT, 0.0)
+  return jax.tree.map(
+    lambda x_BT: jnp.where(valid_BS[:, -length:], x_BT, 0.0), scores
+  )
 
 
 def log_prob(logits, ids):
@@ -56,12 +64,26 @@ def log_prob(logits, ids):
   return jnp.minimum(chosen - jax.nn.logsumexp(logits, -1), 0.0)
 
 
-def token_logps(decoder, hidden_BTD, targets_BT, chunk):
-  """The log-probability of the targets, a chunk of positions at a time."""
+def softmax_entropy(logits):
+  """- sum_v p_v log p_v of p = softmax over the last axis, in nats.
+
+  Its gradient is that of the entropy itself: - p_v (log p_v + H) in logit v.
+  """
+  logp = jax.nn.log_softmax(logits, -1)
+  return -(jnp.exp(logp) * logp).sum(-1)
+
+
+def token_logps(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
+  """The log-probability of the targets, a chunk of positions at a time.
+
+  With `entropy` a pair: beside it, the entropy of the policy there.
+  """
 
   @jax.checkpoint
   def score(hidden_BTD, targets_BT):
-    return log_prob(decoder.logits(hidden_BTD), targets_BT)
+    logits_BTV = decoder.logits(hidden_BTD)
+    logp_BT = log_prob(logits_BTV, targets_BT)
+    return (logp_BT, softmax_entropy(logits_BTV)) if entropy else logp_BT
 
   batch, length = targets_BT.shape
   step = max(1, min(length, chunk // batch))
@@ -75,7 +97,10 @@ def token_logps(decoder, hidden_BTD, targets_BT, chunk):
     x_BT = jnp.pad(x_BT, pad).reshape(batch, -1, step, *x_BT.shape[2:])
     return jnp.moveaxis(x_BT, 1, 0)
 
+  def joined(chunks):
+    return jnp.moveaxis(chunks, 0, 1).reshape(batch, -1)[:, :length]
+
   chunks = jax.lax.map(
     lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
   )
-  return jnp.moveaxis(chunks, 0, 1).reshape(batch, -1)[:, :length]
+  return jax.tree.map(joined, chunks)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mrl_jax.losses import grpo
+from tests.losses import references
 
 
 def surrogate(ratio, advantage, **kwargs):
@@ -57,3 +58,41 @@ def test_is_clipped_says_where_the_gradient_stops():
   for advantage, expected in ((2.0, [0, 1, 0]), (-2.0, [0, 0, 1])):
     clipped = grpo.is_clipped(ratio_BT, jnp.array([[advantage]]), 0.2, 0.28)
     np.testing.assert_array_equal(clipped[0], np.array(expected, bool))
+
+
+@pytest.mark.parametrize(('sign', 'dual_clip'), [(1, 0.0), (-1, 0.0), (1, 2.0)])
+def test_it_moves_as_the_reference_does(sign, dual_clip):
+  logp_BT, old_BT, mask_BT, advantage_B1 = references.rows(7, spread=0.8)
+  advantage_B1 = sign * advantage_B1
+  found = references.weighted(
+    lambda logp_BT: grpo.clipped_surrogate(
+      jnp.exp(logp_BT - old_BT), advantage_B1, 0.2, 0.28, dual_clip
+    ),
+    logp_BT,
+    references.over_length(mask_BT),
+  )
+  expected = references.by_row(
+    lambda b, logp_T: references.grpo(
+      logp_T,
+      old_BT[b].astype(float),
+      mask_BT[b],
+      float(advantage_B1[b, 0]),
+      0.2,
+      0.28,
+      dual_clip,
+    ),
+    logp_BT,
+  )
+  references.assert_agree(found, expected)
+  clipped_BT = grpo.is_clipped(
+    np.exp(logp_BT - old_BT), advantage_B1, 0.2, 0.28
+  )
+  stopped_BT = expected[1] == 0
+  if not dual_clip:
+    np.testing.assert_array_equal(stopped_BT[mask_BT], clipped_BT[mask_BT])
+  for of_a_sign_BT in (
+    mask_BT & (advantage_B1 > 0),
+    mask_BT & (advantage_B1 < 0),
+  ):
+    assert stopped_BT[of_a_sign_BT].any()
+    assert not stopped_BT[of_a_sign_BT].all()

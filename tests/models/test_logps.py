@@ -1,3 +1,5 @@
+import types
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import logps
 from tests import decoders
 from tests import examples
+from tests.losses import references
 
 DECODER = decoders.decoder()
 TOKENS_BS = jax.random.randint(jax.random.key(1), (3, 9), 0, 48)
@@ -85,3 +88,86 @@ def test_no_rounding_makes_a_token_more_than_certain(monkeypatch):
   np.testing.assert_array_equal(
     logps.log_prob(logits_BV, jnp.zeros(2, jnp.int32)), 0.0
   )
+
+
+# Its hidden states are its logits.
+BARE = types.SimpleNamespace(logits=lambda x_BTV: x_BTV)
+
+
+def test_entropies_worked_by_hand():
+  # Uniform: log 4. (1/2, 1/4, 1/4, 0): 1/2 log 2 + 1/2 log 4. Certain: 0.
+  low = -1e3
+  logits_BV = jnp.array(
+    [[7.0, 7.0, 7.0, 7.0], [np.log(2), 0.0, 0.0, low], [90.0, 0.0, 0.0, 0.0]]
+  )
+  np.testing.assert_allclose(
+    logps.softmax_entropy(logits_BV),
+    [np.log(4), 1.5 * np.log(2), 0.0],
+    rtol=1e-6,
+    atol=1e-30,
+  )
+
+
+@pytest.mark.parametrize('chunk', [1, 6, 100])
+def test_entropy_and_its_gradient_are_those_of_the_reference(chunk):
+  rng = np.random.default_rng(0)
+  logits_BTV = (3 * rng.standard_normal((2, 5, 7))).astype(np.float32)
+  weight_BT = np.arange(1.0, 11.0, dtype=np.float32).reshape(2, 5)
+
+  def total(logits_BTV):
+    scores = logps.token_logps(
+      BARE, logits_BTV, jnp.ones((2, 5), jnp.int32), chunk, entropy=True
+    )
+    return (weight_BT * scores[1]).sum(), scores
+
+  gradient_BTV, (logp_BT, entropy_BT) = jax.jit(jax.grad(total, has_aux=True))(
+    logits_BTV
+  )
+  np.testing.assert_allclose(
+    logp_BT, jax.nn.log_softmax(logits_BTV)[..., 1], rtol=1e-5
+  )
+  for b, t in np.ndindex(2, 5):
+    logits_V = logits_BTV[b, t].astype(float)
+    expected = references.entropy(logits_V)
+    assert float(entropy_BT[b, t]) == pytest.approx(expected, rel=1e-4)
+    expected_V = weight_BT[b, t] * references.gradient(
+      references.entropy, logits_V
+    )
+    np.testing.assert_allclose(gradient_BTV[b, t], expected_V, atol=1e-5)
+
+
+def test_distributions_of_all_tokens_are_never_held_for_their_entropy():
+  unembed_DV = jnp.ones((8, 16384))
+  decoder = types.SimpleNamespace(logits=lambda x_BTD: x_BTD @ unembed_DV)
+
+  def peak(chunk):
+    def total(hidden_BTD):
+      targets_BT = jnp.zeros((4, 64), jnp.int32)
+      scores = logps.token_logps(decoder, hidden_BTD, targets_BT, chunk, True)
+      return scores[0].sum() + scores[1].sum()
+
+    compiled = jax.jit(jax.grad(total)).lower(jnp.ones((4, 64, 8))).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  whole = 4 * 64 * 16384 * 4
+  assert peak(1 << 20) > whole
+  assert peak(16) < whole / 2
+
+
+def test_entropy_is_of_the_distribution_that_its_token_is_drawn_from():
+  all_BSV = decoders.logits(DECODER, TOKENS_BS, VALID_BS)
+  graphdef, params = nnx.split(DECODER)
+
+  @jax.jit
+  def scores(params):
+    decoder = nnx.merge(graphdef, params)
+    args = decoder, TOKENS_BS, VALID_BS, 4, 6
+    return logps.response_logps(*args, True), logps.response_logps(*args)
+
+  (logp_BT, entropy_BT), alone_BT = scores(params)
+  np.testing.assert_array_equal(logp_BT, alone_BT)
+  for b, t in np.ndindex(3, 4):
+    at = 5 + t
+    logits_V = np.asarray(all_BSV[b, at - 1], float)
+    expected = references.entropy(logits_V) if VALID_BS[b, at] else 0.0
+    assert float(entropy_BT[b, t]) == pytest.approx(expected, abs=1e-4)
