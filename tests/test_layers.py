@@ -3,7 +3,7 @@
   6   launch, configs
   5   training/loop
   4   evaluation   training: what the loop is made of
-  3   algorithms   inspection   training/{batch,worker}        <- the seam
+  3   algorithms   inspection   study   training/{batch,worker}  <- the seam
   2   training/{state,optimizer,update,objectives,checkpoint,metrics,display}
       mwra/meshes   data/pipeline
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
@@ -47,6 +47,7 @@ LEVELS = {
   'training.display': 2,
   'algorithms': 3,
   'inspection': 3,
+  'study': 3,
   'training.batch': 3,
   'training.worker': 3,
   'evaluation': 4,
