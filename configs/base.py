@@ -34,16 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
   # may share; '' keeps them in the work dir.
   config.cache_dir = ''
 
-  config.method = ml_collections.ConfigDict()
-  config.method.name = 'grpo'  # A row of `mrl_jax/algorithms.py`.
-  config.method.which = ''  # Replaces one part of the row; '' leaves it.
-  config.method.how = ''
-  config.method.baseline = ''
-  config.method.clip_low = 0.2
-  config.method.clip_high = 0.28
-  config.method.dual_clip = 3.0  # 0 is off.
-  config.method.max_ratio = 2.0  # Truncation of peers' ratios.
-
+  config.method = method()
   config.policies = ml_collections.ConfigDict()
   config.policies.llama = policy(
     family='llama',
@@ -104,12 +95,18 @@ def get_config() -> ml_collections.ConfigDict:
   config.reward.weights = ml_collections.ConfigDict()
   config.reward.weights.exact = 1.0
   config.reward.weights.format = 0.0
+  # DAPO's soft punishment of length: from so many tokens below
+  # sample.max_tokens on, the reward falls, by 1 at the end. 0 is none.
+  config.reward.overlong_tokens = 0
 
   config.sample = ml_collections.ConfigDict()
   config.sample.temperature = 1.0
   config.sample.max_prompt_tokens = 64
   config.sample.long_prompts = 'skip'  # Or 'error'.
   config.sample.max_tokens = 12
+  # DAPO's dynamic sampling: how often in a round a policy may sample another
+  # train.prompts, in place of groups that all fail or all succeed.
+  config.sample.refills = 0
 
   config.train = ml_collections.ConfigDict()
   config.train.rounds = 150
@@ -147,9 +144,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Policies that this process does not train: one with an address is trained
   # by another process, which finds those of this one where it listens; one
   # with a journal is not trained at all, and gives what it once published.
-  config.see.peers = ml_collections.ConfigDict(
-    {name: {'address': '', 'journal': ''} for name in config.policies}
-  )
+  config.see.peers = peers(config.policies)
   config.see.listen = ''  # HOST:PORT
   config.see.max_message_mib = 16
   # Certificates of both sides, by one authority; needed off loopback.
@@ -174,6 +169,60 @@ def get_config() -> ml_collections.ConfigDict:
   return config
 
 
+def method():
+  """Settings of the methods, each part of `mrl_jax/algorithms.py` by itself."""
+  config = ml_collections.ConfigDict()
+  config.name = 'grpo'  # A row of the table.
+  config.which = ''  # Replaces one part of the row; '' leaves it.
+  config.how = ''
+  config.baseline = ''
+  config.ratio = ''  # 'token' or 'sequence'.
+  config.peer_advantage = ''  # 'baseline' or 'source'; '' is that of `how`.
+  # Advantages: what they are divided by ('std', 'unbiased_std', 'batch_std' or
+  # 'none'), and whether a reward is compared with those of the others only.
+  config.scale = 'std'
+  config.leave_one_out = False
+  config.interpolation = 0.5  # Of the baseline 'interpolated'.
+  config.clip_low = 0.2
+  config.clip_high = 0.28
+  config.dual_clip = 3.0  # 0 is off.
+  # Against the policy as it was before reinforcement; at 0 none is kept.
+  config.kl_weight = 0.0
+  config.kl_form = 'k3'  # Or 'k1' or 'k2'.
+  config.entropy_weight = 0.0
+  # Of what sampler and trainer differ in.
+  config.correction = ml_collections.ConfigDict(
+    {'level': 'none', 'kind': 'truncate', 'cap': 2.0}
+  )
+  config.prp = ml_collections.ConfigDict(
+    {'level': 'chunk', 'denominators': 'behaviour', 'max_ratio': 2.0}
+  )
+  config.sgt = ml_collections.ConfigDict(
+    {'weight': 0.1, 'normaliser': 'batch'}  # Or 'rescue'.
+  )
+  config.hacpo = ml_collections.ConfigDict(
+    {
+      'window': 5,  # Rounds over which capability is measured.
+      'capability_weight': True,
+      'clip': True,
+      'delta': 0.2,
+      'delta_step': 0.01,
+      'alpha': 1.0,
+    }
+  )
+  config.graft = ml_collections.ConfigDict(
+    {
+      'admission': 'compatibility',  # Or 'random' or 'all'.
+      'floor': 0.8,
+      'weighted': True,
+      'success_only': False,
+      'order': 'last',  # Or 'first' or 'uniform'.
+    }
+  )
+  config.luffy = ml_collections.ConfigDict({'gamma': 0.1})
+  return config
+
+
 def policy(family, tokenizer, vocab_size, warm_start, **sizes):
   """A policy; `sizes` are fields of `mrl_jax.config.ModelConfig`."""
   config = ml_collections.ConfigDict()
@@ -181,12 +230,21 @@ def policy(family, tokenizer, vocab_size, warm_start, **sizes):
     {'family': family, 'dtype': 'float32', **sizes}
   )
   config.template = '{prompt}\n'
+  # The policies whose records it takes; '*' is all others, () is none.
+  config.listens_to = ('*',)
   config.tokenizer = ml_collections.ConfigDict()
   config.tokenizer.path = ''  # A Hugging Face folder; '' trains one.
   config.tokenizer.kind = tokenizer  # 'byte_level' or 'sentencepiece'.
   config.tokenizer.vocab_size = vocab_size
   config.warm_start_families = (*FORMULAS, *warm_start)
   return config
+
+
+def peers(policies):
+  """An entry for each of the policies, all of them trained here."""
+  return ml_collections.ConfigDict(
+    {name: {'address': '', 'journal': ''} for name in policies}
+  )
 
 
 def optimizer(learning_rate, warmup_steps, final_fraction, weight_decay):

@@ -1,12 +1,13 @@
 """The methods, as one table: every method is a row of parts.
 
-A method says which peer rows are selected, how they enter the update, and what
-the baseline of the policy's own rows is. What it publishes follows: the kinds
-of records that its parts read. Each part is one function on the host, in
-`sharing/`, and what is maximised is one function on arrays, in `losses/`.
+A method says which groups of peers are selected, how they enter the update,
+what the baseline of the policy's own rows is, and what the ratio of those is
+of. What it publishes follows: the kinds of records that its parts read. Each
+part is one function on the host, in `sharing/`, and what is maximised is one
+function on arrays, in `losses/`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -15,13 +16,20 @@ import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import records
+from mrl_jax.losses import kl
+from mrl_jax.sharing import capability
+from mrl_jax.sharing import carry as carry_lib
+from mrl_jax.sharing import correction
+from mrl_jax.sharing import graft
 from mrl_jax.sharing import grpo
+from mrl_jax.sharing import hacpo
 from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax.sharing import luffy
+from mrl_jax.sharing import offers as offers_lib
 from mrl_jax.sharing import prp
 from mrl_jax.sharing import select
+from mrl_jax.sharing import sgt
 from mrl_jax.sharing import xgrpo
-from mrl_jax.thl import byte_tokenizer
-from mrl_jax.thl import transfer
 from mrl_jax.training import objectives
 from mrl_jax.training import update
 
@@ -29,42 +37,82 @@ from mrl_jax.training import update
 class Parts(NamedTuple):
   """A row of the table of methods."""
 
-  which: str
-  how: str
-  baseline: str
+  which: str = 'none'
+  how: str = 'none'
+  baseline: str = 'own'
+  ratio: str = 'token'
 
 
-class Part(NamedTuple):
-  """A function on the host, and the kinds of records that it reads."""
+class Baseline(NamedTuple):
+  """What rewards are compared with, and the kinds of records that it reads."""
 
   function: Callable
   reads: tuple[str, ...] = ()
 
 
 class How(NamedTuple):
-  """How peer rows enter: made on the host, maximised on the device."""
+  """How groups of peers enter.
+
+  Attributes:
+    carry: makes rows of them, on the host: from single rollouts, or from whole
+      offers where `reads` is 'outcome'.
+    objective: what is maximised on these rows.
+    reads: the kind of records that it takes them from.
+    advantage: of a rollout: the learner's, against its 'baseline', or the
+      'source's own.
+    average: how tokens are averaged, of `batch.PEER_AVERAGES`.
+    replaces: whether rows take the place of the policy's own of that prompt.
+  """
 
   carry: Callable
   objective: Callable
+  reads: str = 'rollout'
+  advantage: str = 'baseline'
+  average: str = 'joint'
+  replaces: bool = False
 
 
 METHODS = {
   # Group-relative policy optimisation, 2402.03300: no exchange.
-  'grpo': Parts(which='none', how='none', baseline='own'),
+  'grpo': Parts(),
+  # Group sequence policy optimisation, 2507.18071: ratios of whole responses.
+  'gspo': Parts(ratio='sequence'),
   # Mutual RL, 2605.07244: peers' rewards move the baseline.
-  'xgrpo': Parts(which='none', how='none', baseline='pooled'),
+  'xgrpo': Parts(baseline='pooled'),
   # Mutual RL, 2605.07244: peers' rollouts join the group.
-  'prp': Parts(which='all', how='ratio', baseline='pooled'),
+  'prp': Parts('all', 'ratio', 'pooled'),
+  # Mutual RL, 2605.07244: a peer's success where a whole group fails.
+  'sgt': Parts('rescue', 'nll'),
+  # 2603.02604: peers' rollouts, weighed by capability.
+  'hacpo': Parts('all', 'hacpo', 'capability', 'sequence'),
+  # 2609.37868: a peer's compatible group in place of one that failed.
+  'graft': Parts('balanced', 'graft'),
 }
 WHICH = {
-  'none': Part(select.nothing),
-  'all': Part(select.everything, reads=('rollout',)),
+  'none': select.nothing,
+  'all': select.everything,
+  'rescue': select.rescue,
+  'complementary': select.complementary,
+  'balanced': select.balanced,
+  'random': select.random,
 }
 BASELINES = {
-  'own': Part(grpo.own),
-  'pooled': Part(xgrpo.pooled, reads=('group_stats',)),
+  'own': Baseline(grpo.own),
+  'pooled': Baseline(xgrpo.pooled, reads=('group_stats',)),
+  'interpolated': Baseline(xgrpo.interpolated, reads=('group_stats',)),
+  'capability': Baseline(capability.capability, reads=('group_stats',)),
 }
-HOW = {'none': None, 'ratio': How(prp.carry, objectives.peer_ratio)}
+HOW = {
+  'none': None,
+  'ratio': How(prp.carry, objectives.peer_ratio),
+  'nll': How(sgt.carry, objectives.nll, reads='outcome', average='prompts'),
+  'hacpo': How(hacpo.carry, objectives.stepwise),
+  'graft': How(
+    graft.carry, objectives.grafted, advantage='source', replaces=True
+  ),
+  'luffy': How(luffy.carry, objectives.shaped, advantage='source'),
+}
+RATIOS = ('token', 'sequence')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,79 +123,182 @@ class Method:
   settings: ml_collections.ConfigDict  # `config.method`
 
   @property
+  def how(self) -> How | None:
+    return HOW[self.parts.how]
+
+  @property
   def kinds(self) -> frozenset[str]:
     """The kinds of records that policies publish and collect."""
-    which, baseline = WHICH[self.parts.which], BASELINES[self.parts.baseline]
-    return frozenset(which.reads + baseline.reads)
+    reads = BASELINES[self.parts.baseline].reads
+    # Weights by capability need everybody's accuracy, whatever the baseline.
+    if self.parts.how == 'hacpo':
+      reads += ('group_stats',)
+    return frozenset(reads + ((self.how.reads,) if self.how else ()))
 
   @property
   def objectives(self) -> dict[str, update.Objective]:
     """What is maximised on own and on peer rows."""
-    how = HOW[self.parts.how]
-    peer = {} if how is None else {'peer': how.objective(self.settings)}
-    return {'own': objectives.own(self.settings), **peer}
+    peer = {'peer': self.how.objective(self.settings)} if self.how else {}
+    return {'own': objectives.own(self.settings, self.parts.ratio), **peer}
+
+  @property
+  def peer_average(self) -> str:
+    """How tokens of peer rows are averaged; see `batch.PEER_AVERAGES`."""
+    if self.parts.how == 'nll' and self.settings.sgt.normaliser == 'rescue':
+      return 'rows'
+    return self.how.average if self.how else 'joint'
+
+  @property
+  def reference(self) -> bool:
+    """Whether the policy that a run began with is kept, for its KL."""
+    return self.settings.kl_weight > 0
 
   def lesson(
     self,
     groups: Sequence[Sequence[records.Rollout]],
     received: Sequence[records.Record],
-    receiver: byte_tokenizer.ByteTokenizer,
-    limits: transfer.Limits,
+    learner: lesson_lib.Learner,
+    kept: Sequence[int] | None = None,
   ) -> lesson_lib.Lesson:
     """Turns own groups and what peers gave into rows to train on.
 
     Args:
       groups: the policy's own rollouts of each prompt of the round.
       received: records of its peers; those about other prompts are left out.
-      receiver: its tokenizer.
-      limits: what it takes of peers' rollouts.
+      learner: the policy.
+      kept: prompts whose own groups are trained on; all by default.
     """
     place = {group[0].header.prompt: p for p, group in enumerate(groups)}
     used = [r for r in received if r.header.prompt in place]
     rewards_PG = np.array([[r.reward for r in group] for group in groups])
-    baseline_P3 = BASELINES[self.parts.baseline].function(
-      grpo.moments(rewards_PG), xgrpo.peer_moments(used, place)
+    baseline = BASELINES[self.parts.baseline].function(
+      grpo.moments(rewards_PG),
+      xgrpo.peer_moments(used, place),
+      self.settings,
+      learner.ratios,
     )
-    advantage_PG = grpo.advantages(rewards_PG, baseline_P3)
-    own = [
-      lesson_lib.own_row(p, rollout, advantage_PG[p, g])
-      for p, group in enumerate(groups)
-      for g, rollout in enumerate(group)
-    ]
-    peer, residuals = self._peer_rows(
-      groups, used, place, baseline_P3, receiver, limits
+    carried = self._peers(groups, used, place, baseline, learner)
+    taken = {row.prompt for row in carried.rows}
+    kept = range(len(groups)) if kept is None else kept
+    if self.how and self.how.replaces:
+      kept = [p for p in kept if p not in taken]
+    own, metrics = self._own(
+      groups, kept, self._advantages(rewards_PG, baseline), learner
     )
     return lesson_lib.Lesson(
       own=own,
-      peer=peer,
-      residuals=residuals,
+      peer=carried.rows,
+      order=graft.order(
+        sorted({*kept, *taken}),
+        taken if self.parts.how == 'graft' else (),
+        self.settings.graft.order,
+      ),
+      residuals=carried.residuals,
+      metrics={
+        **metrics,
+        **carried.metrics,
+        **_reach(groups, used, place),
+        **{f'refused/{why}': n for why, n in learner.refused.items()},
+      },
       peer_records=len(used),
       peer_records_unused=len(received) - len(used),
     )
 
-  def _peer_rows(self, groups, used, place, baseline_P3, receiver, limits):
-    rollouts = [r for r in used if isinstance(r, records.Rollout)]
-    selected = WHICH[self.parts.which].function(groups, rollouts)
-    if not selected:
-      return [], {}
-    prompts = [place[rollout.header.prompt] for rollout in selected]
-    reward_B1 = np.array([[rollout.reward] for rollout in selected])
-    advantage_B1 = grpo.advantages(reward_B1, baseline_P3[prompts])
-    return HOW[self.parts.how].carry(
-      zip(prompts, selected, advantage_B1[:, 0], strict=True),
-      receiver,
-      limits,
+  def _advantages(self, rewards_PG, baseline, prompts=slice(None)):
+    return grpo.advantages(
+      rewards_PG,
+      baseline,
+      scale=self.settings.scale,
+      leave_one_out=self.settings.leave_one_out,
+      prompts=prompts,
     )
+
+  def _own(self, groups, kept, advantage_PG, learner):
+    """Rows of the policy's own groups, corrected and with their reference."""
+    rollouts = [rollout for p in kept for rollout in groups[p]]
+    rows = [
+      lesson_lib.own_row(p, rollout, advantage_PG[p, g])
+      for p in kept
+      for g, rollout in enumerate(groups[p])
+    ]
+    metrics, settings = {}, self.settings.correction
+    if rows and settings.level != 'none':
+      trainer = learner.score(rows, False)
+      sampler = [rollout.sampling_logp for rollout in rollouts]
+      rows = [
+        row._replace(
+          old_logp=logp, weight=correction.weights(logp, sampled, settings)
+        )
+        for row, logp, sampled in zip(rows, trainer, sampler, strict=True)
+      ]
+      metrics = {'mismatch': correction.mismatch(trainer, sampler)}
+    if rows and self.reference:
+      rows = [
+        row._replace(reference_logp=logp)
+        for row, logp in zip(rows, learner.score(rows, True), strict=True)
+      ]
+    return rows, metrics
+
+  def _peers(self, groups, used, place, baseline, learner):
+    """Rows of what is selected of peers' groups."""
+    if self.how is None:
+      return lesson_lib.Carried()
+    successes_P = np.array([sum(r.success for r in group) for group in groups])
+    chosen = WHICH[self.parts.which](
+      offers_lib.gather(used, place, self.how.reads),
+      select.Own(successes_P, len(groups[0])),
+      learner,
+    )
+    if not chosen:
+      return lesson_lib.Carried()
+    if self.how.reads == 'rollout':
+      chosen = self._with_advantages(chosen, baseline)
+    return self.how.carry(chosen, learner, self.settings)
+
+  def _with_advantages(self, chosen, baseline):
+    """Rollouts of offers, each with the learner's or the source's advantage."""
+    pairs = [(offer.prompt, r) for offer in chosen for r in offer.rollouts]
+    whose = self.settings.peer_advantage or self.how.advantage
+    if whose == 'source':
+      return [carry_lib.Selected(p, r, r.advantage) for p, r in pairs]
+    prompts = [p for p, _ in pairs]
+    advantage_B1 = self._advantages(
+      np.array([[r.reward] for _, r in pairs]), baseline, prompts
+    )
+    return [
+      carry_lib.Selected(p, r, float(advantage))
+      for (p, r), advantage in zip(pairs, advantage_B1[:, 0], strict=True)
+    ]
+
+
+def _reach(groups, used, place) -> Mapping[str, float]:
+  """How many prompts that this policy's whole group fails a peer solved."""
+  failed = {
+    p for p, group in enumerate(groups) if not any(r.success for r in group)
+  }
+  if not used or not failed:
+    return {}
+  solved = {
+    place[r.header.prompt]
+    for r in used
+    if (r.success if isinstance(r, records.Rollout) else r.successes)
+  }
+  return {'rescue_rate': len(failed & solved) / len(failed)}
 
 
 def build(settings: ml_collections.ConfigDict) -> Method:
   """The method that `config.method` describes.
 
-  `settings.name` is a row of the table; `which`, `how` and `baseline`, where
-  they are not empty, replace a part of it.
+  `settings.name` is a row of the table; `which`, `how`, `baseline` and
+  `ratio`, where they are not empty, replace a part of it.
   """
   parts = checks.choose(settings.name, METHODS, 'method')
-  for field, table in (('which', WHICH), ('how', HOW), ('baseline', BASELINES)):
+  for field, table in (
+    ('which', WHICH),
+    ('how', HOW),
+    ('baseline', BASELINES),
+    ('ratio', dict.fromkeys(RATIOS)),
+  ):
     if settings[field]:
       checks.choose(settings[field], table, f'method.{field}')
       parts = parts._replace(**{field: settings[field]})
@@ -156,4 +307,17 @@ def build(settings: ml_collections.ConfigDict) -> Method:
     f'method.which={parts.which} and method.how={parts.how}: give both, or '
     'neither; rows that are selected must enter somehow',
   )
+  for key, value, choices in (
+    ('scale', settings.scale, grpo.SCALES),
+    ('kl_form', settings.kl_form, kl.FORMS),
+    ('peer_advantage', settings.peer_advantage, ('', 'baseline', 'source')),
+    ('correction.level', settings.correction.level, correction.LEVELS),
+    ('correction.kind', settings.correction.kind, correction.KINDS),
+    ('prp.level', settings.prp.level, prp.LEVELS),
+    ('prp.denominators', settings.prp.denominators, prp.DENOMINATORS),
+    ('sgt.normaliser', settings.sgt.normaliser, sgt.NORMALISERS),
+    ('graft.admission', settings.graft.admission, graft.ADMISSIONS),
+    ('graft.order', settings.graft.order, graft.ORDERS),
+  ):
+    checks.choose(value, dict.fromkeys(choices), f'method.{key}')
   return Method(parts, settings)

@@ -19,6 +19,7 @@ _DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
 _PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+|peers\.\w+\.address)')
 # Keys in which the processes of one run may differ.
 _OF_PROCESS = re.compile(r'cache_dir|(see|mwra|checkpoint)\..*')
+EVERYBODY = '*'  # All other policies, where policies are listed.
 JOURNALS = ('published', 'all', 'none')
 
 
@@ -89,6 +90,17 @@ def of_all_processes(values: Mapping) -> dict:
   return {k: v for k, v in values.items() if not _OF_PROCESS.fullmatch(k)}
 
 
+def listens_to(policies: ml_collections.ConfigDict) -> dict[str, list[str]]:
+  """The policies that each policy listens to, in their order."""
+  listed = {name: policy.listens_to for name, policy in policies.items()}
+  return {
+    name: [
+      n for n in policies if n != name and (n in some or EVERYBODY in some)
+    ]
+    for name, some in listed.items()
+  }
+
+
 def digest(values) -> str:
   """Sixteen characters that are equal for equal JSON values."""
   text = json.dumps(values, sort_keys=True)
@@ -107,6 +119,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   require(bool(config.policies), 'policies is empty; a run needs at least one')
   for name, policy in config.policies.items():
     _check_policy(name, policy, config.warm_start.steps)
+    _check_listens_to(name, policy.listens_to, config.policies)
   require(
     config.method.dual_clip == 0 or config.method.dual_clip > 1,
     f'method.dual_clip = {config.method.dual_clip}; it must be above 1, or 0 '
@@ -128,6 +141,11 @@ def check(config: ml_collections.ConfigDict) -> None:
     config.train.micro_rows % config.train.row_multiple == 0,
     f'train.row_multiple = {config.train.row_multiple} does not divide '
     f'train.micro_rows = {config.train.micro_rows}',
+  )
+  require(
+    config.reward.overlong_tokens <= config.sample.max_tokens,
+    f'reward.overlong_tokens = {config.reward.overlong_tokens} is more than '
+    f'sample.max_tokens = {config.sample.max_tokens}',
   )
   _check_exchange(config)
 
@@ -170,6 +188,24 @@ def _check_policy(name, policy, warm_start_steps):
   )
 
 
+def _check_listens_to(name, listed, policies):
+  key = f'policies.{name}.listens_to'
+  others = {n: p for n, p in policies.items() if n != name}
+  checks.require(
+    name not in listed,
+    f'{key} = {listed} has {name} itself; a policy learns from its own '
+    'rollouts in any case',
+  )
+  checks.require(
+    EVERYBODY not in listed or len(listed) == 1,
+    f"{key} = {listed} has names beside '{EVERYBODY}', which is all others; "
+    'give one or the other',
+  )
+  for peer in listed:
+    if peer != EVERYBODY:
+      checks.choose(peer, others, f'policy in {key}')
+
+
 def _check_exchange(config):
   _check_capacity(config)
   checks.choose(config.see.journal, dict.fromkeys(JOURNALS), 'see.journal')
@@ -194,7 +230,7 @@ def _check_exchange(config):
 
 def _check_capacity(config):
   """A queue has room for at least the arrays of a round of all peers."""
-  peers = len(config.policies) - 1
+  peers = max(map(len, listens_to(config.policies).values()))
   records = peers * config.train.prompts * (config.train.samples + 1)
   size = (
     records_lib.TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
@@ -214,7 +250,9 @@ def _check_capacity(config):
 
 _POSITIVE = (
   'sample.temperature',
-  'method.max_ratio',
+  'method.correction.cap',
+  'method.prp.max_ratio',
+  'method.luffy.gamma',
   'train.micro_rows',
   'train.optimizer.clip_norm',
   'warm_start.optimizer.clip_norm',
@@ -225,6 +263,16 @@ _RANGES = {
   'method.clip_low': (0, 1),
   'method.clip_high': (0, None),
   'method.dual_clip': (0, None),
+  'method.interpolation': (0, 1),
+  'method.kl_weight': (0, None),
+  'method.entropy_weight': (0, None),
+  'method.sgt.weight': (0, None),
+  'method.hacpo.window': (1, None),
+  'method.hacpo.delta': (0, 1),
+  'method.hacpo.delta_step': (0, None),
+  'method.hacpo.alpha': (0, None),
+  'method.graft.floor': (0, None),
+  'reward.overlong_tokens': (0, None),
   'policies.NAME.model.num_layers': (1, None),
   'policies.NAME.model.d_model': (1, None),
   'policies.NAME.model.d_ff': (1, None),
@@ -237,6 +285,7 @@ _RANGES = {
   'warm_start.rejected_share': (0, 1),
   'sample.max_prompt_tokens': (1, None),
   'sample.max_tokens': (1, None),
+  'sample.refills': (0, None),
   'train.rounds': (1, None),
   'train.prompts': (1, None),
   'train.samples': (1, None),

@@ -10,7 +10,9 @@ from configs import base
 from mrl_jax import config
 from mrl_jax import records
 from mrl_jax.data import vocabulary
+from mrl_jax.sharing import lesson
 from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import transfer
 
 TEXTS = (
   'Tom has 4, gets 6, gets 3\n= 10 = 13',
@@ -118,6 +120,24 @@ def outcome(
     verifier='exact',
     verdict='correct',
   )
+
+
+def learner(
+  tokenizer: byte_tokenizer.ByteTokenizer, **changes
+) -> lesson.Learner:
+  """A policy that trusts its peers, and finds every token as likely as 1/e."""
+  fields = {
+    'name': 'a',
+    'tokenizer': tokenizer,
+    'limits': transfer.Limits(max_tokens=20),
+    'verify': lambda prompt, payload, finish: True,
+    'score': lambda rows, reference: [
+      np.full(len(row.ids), -1.0, np.float32) for row in rows
+    ],
+    'rng': np.random.default_rng(0),
+    'ratios': {'a': 1.0, 'b': 1.0},
+  }
+  return lesson.Learner(**{**fields, **changes})
 
 
 def group(rewards, **fields) -> list[records.Rollout]:

@@ -1,7 +1,9 @@
+import dataclasses
 import inspect
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,12 +18,12 @@ from tests import examples
 OWN = examples.tokenizer('byte_level')
 OTHER = examples.tokenizer('sentencepiece')
 PROMPTS = ('p0', 'p1')
-LIMITS = transfer.Limits(max_tokens=20)
+OWN_REWARDS = ((1, 0, 0, 0), (0, 0, 0, 0))
 
 
 def method(name, **changes):
   settings = examples.run_config().method
-  settings.update(name=name, **changes)
+  settings.update_from_flattened_dict({'name': name, **changes})
   return algorithms.build(settings)
 
 
@@ -47,9 +49,10 @@ def publishes(name, groups):
   return publish.publish(groups, method(name).kinds, texts=1, verifier='exact')
 
 
-def learn(name, received=(), rewards=((1, 0, 0, 0), (0, 0, 0, 0)), **changes):
-  own = groups(rewards)
-  return method(name, **changes).lesson(own, received, OWN, LIMITS)
+def learn(name, received=(), rewards=OWN_REWARDS, **changes):
+  return method(name, **changes).lesson(
+    groups(rewards), received, examples.learner(OWN)
+  )
 
 
 def same_rows(a, b):
@@ -63,52 +66,81 @@ def same_rows(a, b):
   [
     ('grpo', set()),
     ('xgrpo', {'group_stats'}),
+    ('gspo', set()),
     ('prp', {'group_stats', 'rollout'}),
+    ('sgt', {'outcome'}),
+    ('hacpo', {'group_stats', 'rollout'}),
+    ('graft', {'rollout'}),
   ],
 )
 def test_a_method_publishes_what_its_parts_read(name, kinds):
   assert method(name).kinds == kinds
   published = publishes(name, groups(((1, 0), (0, 0))))
-  per_kind = {'group_stats': 2, 'rollout': 4}
+  per_kind = {'group_stats': 2, 'rollout': 4, 'outcome': 2}
   assert len(published) == sum(per_kind[kind] for kind in kinds)
 
 
-@pytest.mark.parametrize('name', ['xgrpo', 'prp'])
-def test_without_peer_records_a_method_is_grpo_bit_for_bit(name):
-  alone, expected = learn(name), learn('grpo')
+def packed(name, lesson):
+  """The arrays of a round's only mini-batch."""
+  (parts,) = batch.Packer(
+    context=4,
+    lengths={'own': 20, 'peer': 20},
+    multiple=4,
+    micro_rows=8,
+    mini_batches=1,
+    aggregation='token_mean',
+    peer_average=method(name).peer_average,
+  ).mini_batch_parts([np.ones(2, np.int32)] * 2, lesson)
+  return parts
+
+
+@pytest.mark.parametrize(
+  ('name', 'base'),
+  [
+    ('xgrpo', 'grpo'),
+    ('prp', 'grpo'),
+    ('sgt', 'grpo'),
+    ('graft', 'grpo'),
+    ('hacpo', 'gspo'),
+  ],
+)
+def test_without_peer_records_a_method_is_its_base_bit_for_bit(name, base):
+  alone, expected = learn(name), learn(base)
   same_rows(alone.own, expected.own)
   assert list(alone.peer) == []
+  assert alone.order == expected.order == [0, 1]
   assert alone.peer_records == 0
-  ours, theirs = (
-    batch.Packer(
-      context=4,
-      lengths={'own': 20, 'peer': 20},
-      multiple=4,
-      micro_rows=8,
-      mini_batches=1,
-      aggregation='token_mean',
-    ).mini_batch_parts(
-      [np.ones(2, np.int32)] * 2, {'own': lesson.own, 'peer': lesson.peer}
-    )
-    for lesson in (alone, expected)
-  )
-  assert [set(parts) for parts in ours] == [{'own'}]
+  ours, theirs = packed(name, alone), packed(base, expected)
+  assert set(ours) == {'own'}
   for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_array_equal(x, y)
+  same_objective(name, base)
+
+
+def same_objective(name, base, part='own'):
+  logp_BT, rows = jnp.log(jnp.array([[0.5, 0.4]])), fake_rows()
+  found, expected = (
+    method(n).objectives[p](logp_BT, rows)
+    for n, p in ((name, part), (base, 'own'))
+  )
+  for x, y in zip(
+    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+  ):
     np.testing.assert_array_equal(x, y)
 
 
-def test_own_rows_have_the_same_objective_in_every_method():
-  logp_BT = jnp.log(jnp.array([[0.5, 0.4]]))
-  rows = fake_rows()
-  values = {
-    name: method(name).objectives['own'](logp_BT, rows)
-    for name in algorithms.METHODS
-  }
-  for value in values.values():
-    for x, y in zip(
-      jax.tree.leaves(value), jax.tree.leaves(values['grpo']), strict=True
-    ):
-      np.testing.assert_array_equal(x, y)
+def test_gspo_on_responses_of_one_token_is_grpo():
+  rows = dataclasses.replace(
+    fake_rows(),
+    weight_BT=jnp.array([[1.0, 0.0]]),
+    old_logp_BT=jnp.zeros((1, 2)),
+  )
+  logp_BT = jnp.log(jnp.array([[0.9, 1.0]]))
+  found, expected = (
+    method(name).objectives['own'](logp_BT, rows)[0][0, 0]
+    for name in ('gspo', 'grpo')
+  )
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def fake_rows(advantage=1.0):
@@ -119,6 +151,7 @@ def fake_rows(advantage=1.0):
     advantage_B1=jnp.array([[advantage]]),
     weight_BT=jnp.array([[0.5, 0.5]]),
     chunk_BT=jnp.array([[0, 1]]),
+    mini_batch_B1=jnp.zeros((1, 1)),
   )
 
 
@@ -146,8 +179,7 @@ def test_prp_with_a_peer_like_oneself_is_grpo_with_a_group_twice_as_large():
       for a, b in zip(groups(((1, 0, 0, 0), (0,) * 4)), peers, strict=True)
     ],
     [],
-    OWN,
-    LIMITS,
+    examples.learner(OWN),
   )
   joint = sorted((*lesson.own, *lesson.peer), key=lambda row: row.prompt)
   assert len(joint) == len(doubled.own) == 16
@@ -173,7 +205,9 @@ def test_prp_carries_peers_into_the_learners_vocabulary():
   own = groups(((1, 0), (0, 0)))
   strict = transfer.Limits(max_tokens=20, max_residual=0.0)
   refused = method('prp').lesson(
-    own, publishes('prp', groups(((1, 0), (1, 1)), 'b')), OTHER, strict
+    own,
+    publishes('prp', groups(((1, 0), (1, 1)), 'b')),
+    examples.learner(OTHER, limits=strict),
   )
   assert list(refused.peer) == []
   assert refused.residuals['b'].refused == {'residual': 4}
@@ -188,7 +222,7 @@ def test_records_about_other_prompts_are_left_out():
 
 def test_a_flag_replaces_one_part():
   changed = method('prp', baseline='own')
-  assert changed.parts == ('all', 'ratio', 'own')
+  assert changed.parts == ('all', 'ratio', 'own', 'token')
   assert changed.kinds == {'rollout'}
 
 
@@ -201,9 +235,169 @@ def test_parts_that_do_not_go_together_are_refused():
     method('xgrp')
 
 
+PEER_REWARDS = ((1, 1, 0, 0), (0, 1, 1, 0))
+
+
+def test_sgt_demonstrates_where_the_whole_group_fails():
+  lesson = learn('sgt', publishes('sgt', groups(PEER_REWARDS, 'b', OTHER)))
+  same_rows(lesson.own, learn('grpo').own)
+  (row,) = lesson.peer
+  assert row.prompt == 1
+  assert OWN.decode(row.ids) in (b'= 4', b'= 5')
+  assert lesson.metrics['rescue_rate'] == 1.0
+  # Lambda times the mean over its tokens, over both prompts of the batch.
+  weight_BT = packed('sgt', lesson)['peer'].weight_BT
+  assert weight_BT.sum() == pytest.approx(0.1 / 2)
+  lesson = learn('sgt', publishes('sgt', groups(((1, 1), (0, 0)), 'b')))
+  assert (list(lesson.peer), lesson.metrics['rescue_rate']) == ([], 0.0)
+
+
+def test_sgt_without_weight_is_grpo_bit_for_bit():
+  received = publishes('sgt', groups(PEER_REWARDS, 'b'))
+  lesson = learn('sgt', received, **{'sgt.weight': 0.0})
+  ours, theirs = packed('sgt', lesson), packed('grpo', learn('grpo'))
+  for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_sgt_may_be_as_strong_however_few_prompts_are_rescued():
+  changed = method('sgt', **{'sgt.normaliser': 'rescue'})
+  assert (method('sgt').peer_average, changed.peer_average) == (
+    'prompts',
+    'rows',
+  )
+
+
+def test_graft_replaces_a_group_that_failed_by_the_peers_whole_group():
+  peers = groups(PEER_REWARDS, 'b')
+  # The peer fails where this policy has both kinds of samples.
+  peers[0] = groups(((0,) * 4, (0,) * 4), 'b')[0]
+  received = publishes('graft', peers)
+  received = [msgspec.structs.replace(r, advantage=0.25) for r in received]
+  everything = {'graft.admission': 'all', 'graft.weighted': False}
+  lesson = learn('graft', received, **everything)
+  assert [row.prompt for row in lesson.own] == [0] * 4
+  assert [row.prompt for row in lesson.peer] == [1] * 4
+  assert [row.advantage for row in lesson.peer] == [0.25] * 4
+  assert lesson.order == [0, 1]
+  first = learn('graft', received, **everything, **{'graft.order': 'first'})
+  assert first.order == [1, 0]
+  pooled = learn('graft', received, **everything, peer_advantage='baseline')
+  assert pooled.peer[0].advantage != 0.25
+  same_objective('graft', 'grpo', 'peer')
+
+
+def test_graft_keeps_a_group_of_which_no_substitute_is_compatible():
+  # The learner finds every token as likely as 1/e, the peer as likely as 1.
+  peers = [
+    [msgspec.structs.replace(r, policy_logp=0 * r.policy_logp) for r in group]
+    for group in groups(((0,) * 4, (0, 1, 1, 0)), 'b')
+  ]
+  lesson = learn('graft', publishes('graft', peers))
+  same_rows(lesson.own, learn('grpo').own)
+  assert list(lesson.peer) == []
+  assert lesson.metrics['refused/incompatible'] == 4
+  assert lesson.metrics['admitted'] == 0.0
+
+
+def test_hacpo_takes_everything_against_the_learners_own_baseline():
+  received = publishes('hacpo', groups(PEER_REWARDS, 'b'))
+  learner = examples.learner(OWN, ratios={'a': 1.0, 'b': 0.5})
+  lesson = method('hacpo', scale='none').lesson(
+    groups(OWN_REWARDS), received, learner
+  )
+  # p0: (1 + .5 * 2) / 8 = .25; p1: (0 + .5 * 2) / 8 = .125; w(j, k) = 2.
+  np.testing.assert_allclose(
+    [r.advantage for r in lesson.own[:2]], [0.75, -0.25]
+  )
+  np.testing.assert_allclose(
+    [r.advantage for r in lesson.peer], [1.5, 1.5, -0.5, -0.5,
+                                         -0.25, 1.75, 1.75, -0.25]
+  )  # fmt: skip
+  assert lesson.metrics['capability/b'] == 2.0
+
+
+def test_any_which_goes_with_any_how():
+  for which in ('all', 'rescue', 'complementary', 'balanced', 'random'):
+    for how in ('ratio', 'nll', 'hacpo', 'graft', 'luffy'):
+      changes = {'which': which, 'how': how, 'graft.admission': 'all'}
+      kinds = method('grpo', **changes).kinds
+      peers = groups(((0,) * 4, (0, 1, 1, 0)), 'b', OTHER)
+      received = publish.publish(peers, kinds, texts=4, verifier='exact')
+      lesson = learn('grpo', received, **changes)
+      prompts = {row.prompt for row in lesson.peer}
+      expected = {'all': {0, 1}, 'random': prompts}.get(which, {1})
+      # All that p0 offers are failures, which are no demonstrations.
+      assert prompts == (expected - {0} if how == 'nll' else expected)
+      assert (len(prompts) == 1) or which == 'all' or how == 'nll'
+
+
+def test_some_prompts_may_be_kept_out_of_the_own_rows():
+  lesson = method('grpo').lesson(
+    groups(OWN_REWARDS), [], examples.learner(OWN), kept=[1]
+  )
+  assert [row.prompt for row in lesson.own] == [1] * 4
+  assert lesson.order == [1]
+
+
+def test_own_rows_are_corrected_for_what_the_sampler_did_otherwise():
+  plain = learn('grpo')
+  lesson = learn('grpo', **{'correction.level': 'token'})
+  sampled = groups(OWN_REWARDS)[0][0].sampling_logp
+  np.testing.assert_array_equal(lesson.own[0].old_logp, -1.0)  # The trainer's.
+  np.testing.assert_allclose(
+    lesson.own[0].weight, np.minimum(np.exp(-1.0 - sampled), 2.0), rtol=1e-6
+  )
+  assert lesson.metrics['mismatch'].keys() == {
+    'kl', 'max_ratio', 'ess_fraction',
+  }  # fmt: skip
+  assert plain.own[0].weight == 1.0
+
+
+def test_a_penalty_needs_a_reference_and_nothing_else_does():
+  asked = []
+
+  def score(rows, reference):
+    asked.append(reference)
+    return [np.full(len(row.ids), -2.0, np.float32) for row in rows]
+
+  for weight in (0.0, 0.1):
+    changed = method('grpo', kl_weight=weight)
+    lesson = changed.lesson(
+      groups(OWN_REWARDS), [], examples.learner(OWN, score=score)
+    )
+    assert changed.reference == (weight > 0)
+  np.testing.assert_array_equal(lesson.own[0].reference_logp, -2.0)
+  assert asked == [True]
+
+
+@pytest.mark.parametrize(
+  ('key', 'near'),
+  [
+    ('scale', 'batch_std'),
+    ('kl_form', 'k3'),
+    ('ratio', 'sequence'),
+    ('peer_advantage', 'source'),
+    ('correction.level', 'token'),
+    ('correction.kind', 'mask'),
+    ('prp.level', 'chunk'),
+    ('prp.denominators', 'behaviour'),
+    ('sgt.normaliser', 'rescue'),
+    ('graft.admission', 'random'),
+    ('graft.order', 'first'),
+  ],
+)
+def test_a_misspelt_setting_is_answered_with_the_nearest(key, near):
+  assert method('grpo', **{key: near})
+  with pytest.raises(checks.InputError, match=f"{key}.*Did you mean '{near}'"):
+    method('grpo', **{key: near + 'x'})
+
+
 def test_functions_of_the_tables_can_be_found_from_their_names():
-  for table in (algorithms.WHICH, algorithms.BASELINES):
-    for part in table.values():
-      assert inspect.getmodule(part.function).__name__.startswith(
-        'mrl_jax.sharing'
-      )
+  functions = [
+    *algorithms.WHICH.values(),
+    *(baseline.function for baseline in algorithms.BASELINES.values()),
+    *(how.carry for how in algorithms.HOW.values() if how),
+  ]
+  for function in functions:
+    assert inspect.getmodule(function).__name__.startswith('mrl_jax.sharing')

@@ -1,7 +1,12 @@
 import math
+import pathlib
+import sys
 
+from absl import flags
+from ml_collections import config_flags
 import pytest
 
+from configs import base
 from mrl_jax import checks
 from mrl_jax import config
 from tests import examples
@@ -73,7 +78,17 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
     # 40 records of 2000 tokens of 17 bytes are 1.3 MiB.
     ({'sample.max_tokens': 2000}, 'a round of the peers may have 1 MiB'),
-    ({'method.max_ratio': 0.0}, 'method.max_ratio = 0.0'),
+    ({'method.prp.max_ratio': 0.0}, r'method\.prp\.max_ratio = 0.0'),
+    (
+      {'method.correction.cap': 0.0},
+      r'correction\.cap = 0.0; it must be above',
+    ),
+    ({'method.luffy.gamma': 0.0}, r'luffy\.gamma = 0.0; it must be above 0'),
+    ({'method.kl_weight': -0.1}, 'kl_weight = -0.1; it must be at least 0'),
+    ({'method.interpolation': 1.5}, 'it must be at most 1'),
+    ({'method.hacpo.window': 0}, r'hacpo\.window = 0; it must be at least 1'),
+    ({'sample.refills': -1}, r'sample\.refills = -1; it must be at least 0'),
+    ({'reward.overlong_tokens': 13}, 'is more than sample.max_tokens = 12'),
     ({'sample.long_prompts': 'skpi'}, "Did you mean 'skip'"),
     ({'policies.llama.template': 'x'}, "policies.llama.template = 'x' lacks"),
     ({'train.micro_rows': 0}, 'train.micro_rows = 0; it must be above 0'),
@@ -81,6 +96,19 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'see.capacity_records': 39}, 'see.capacity_records = 39'),
     ({'see.journal': 'al'}, "unknown see.journal 'al'. Did you mean 'all'"),
     ({'see.max_message_mib': 0}, 'see.max_message_mib = 0'),
+    (
+      {'policies.gemma.listens_to': ('lama',)},
+      r"unknown policy in policies\.gemma\.listens_to 'lama'\. "
+      "Did you mean 'llama'",
+    ),
+    (
+      {'policies.gemma.listens_to': ('gemma',)},
+      r"policies\.gemma\.listens_to = \('gemma',\) has gemma itself",
+    ),
+    (
+      {'policies.gemma.listens_to': ('*', 'llama')},
+      r"gemma\.listens_to = \('\*', 'llama'\) has names beside '\*'",
+    ),
     (
       {'see.peers.llama.address': 'x:1', 'see.peers.llama.journal': 'runs/x'},
       'see.peers.llama has an address and a journal',
@@ -94,6 +122,63 @@ def test_digests_do_not_depend_on_the_order_of_keys():
 def test_what_cannot_be_is_told_with_its_key(changes, message):
   with pytest.raises(checks.InputError, match=message):
     config.check(examples.run_config(**{'see.capacity_mib': 1, **changes}))
+
+
+def of_three(**listed):
+  some = examples.run_config(**{'see.capacity_records': 40})
+  with some.unlocked():
+    some.policies.third = some.policies.llama.copy_and_resolve_references()
+    some.see.peers.third = some.see.peers.llama
+  for name, names in listed.items():
+    some.policies[name].listens_to = names
+  return some
+
+
+@pytest.mark.parametrize(
+  ('listed', 'expected'),
+  [
+    ({}, {'gemma': ['llama', 'third'], 'llama': ['gemma', 'third'],
+          'third': ['gemma', 'llama']}),
+    ({'gemma': (), 'llama': ('gemma',), 'third': ('gemma', 'gemma')},
+     {'gemma': [], 'llama': ['gemma'], 'third': ['gemma']}),
+    ({'gemma': ('third', 'llama'), 'llama': (), 'third': ()},
+     {'gemma': ['llama', 'third'], 'llama': [], 'third': []}),
+  ],
+)  # fmt: skip
+def test_who_listens_to_whom(listed, expected):
+  assert config.listens_to(of_three(**listed).policies) == expected
+
+
+@pytest.mark.parametrize(
+  ('flag', 'listed'),
+  [
+    ("('llama',)", ('llama',)),
+    ('()', ()),
+    ("('*',)", ('*',)),
+  ],
+)
+def test_who_listens_is_a_flag(monkeypatch, flag, listed):
+  values = flags.FlagValues()
+  argv = [
+    'tpu_pod.py',
+    f'--config={pathlib.Path(base.__file__).with_name("prp.py")}',
+    f'--config.policies.gemma.listens_to={flag}',
+  ]
+  monkeypatch.setattr(sys, 'argv', argv)  # There, too, it looks for keys.
+  holder = config_flags.DEFINE_config_file(
+    'config', lock_config=True, flag_values=values
+  )
+  values(argv)
+  assert holder.value.policies.gemma.listens_to == listed
+  config.check(holder.value)
+
+
+def test_a_queue_has_room_for_those_who_are_listened_to():
+  # 8 prompts of 4 samples and their statistics are 40 records of a peer.
+  config.check(of_three(gemma=(), llama=('gemma',), third=('gemma',)))
+  config.check(of_three(gemma=(), llama=(), third=()))
+  with pytest.raises(checks.InputError, match='may have 80 records'):
+    config.check(of_three(gemma=(), llama=('gemma',)))
 
 
 def test_a_policy_has_a_name_that_a_folder_can_have():

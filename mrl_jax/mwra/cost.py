@@ -16,6 +16,7 @@ class RoundShape:
     prompt_tokens, response_tokens: C and T, padding included.
     micro_rows: rows of one forward and backward pass.
     logit_chunk: tokens whose logits are in memory at once.
+    reference: whether the policy as it began is kept, for a KL penalty.
   """
 
   rows: int
@@ -23,6 +24,7 @@ class RoundShape:
   response_tokens: int
   micro_rows: int
   logit_chunk: int
+  reference: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Cost:
   """Of one policy, over all its devices together.
 
   Attributes:
-    state_bytes: parameters and the optimizer's two moments.
+    state_bytes: parameters, the optimizer's two moments, and the reference.
     weight_bytes: one copy of the parameters, to sample from.
     cache_bytes: keys and values while sampling.
     update_bytes: gradients of own and of peer rows, activations of a
@@ -66,7 +68,7 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
     4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
   )
   return Cost(
-    state_bytes=3 * weights,
+    state_bytes=(3 + shape.reference) * weights,
     weight_bytes=weights,
     cache_bytes=tokens * model.num_layers * kv_bytes,
     update_bytes=2 * weights

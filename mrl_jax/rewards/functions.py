@@ -34,6 +34,19 @@ def build(config) -> Judge:
   return functools.partial(judge, marker=config.marker, weights=weights)
 
 
+def overlong_penalty(length: int, longest: int, buffer: int) -> float:
+  """DAPO's soft punishment of long completions, between -1 and 0.
+
+    0 up to longest - buffer, then falling linearly to -1 at `longest`
+
+  https://arxiv.org/abs/2503.14476, eq. 13. All are numbers of tokens; without
+  a buffer there is no punishment.
+  """
+  if not buffer:
+    return 0.0
+  return -min(max(length - (longest - buffer), 0) / buffer, 1.0)
+
+
 def judge(
   payload: bytes,
   finish: records.Finish,

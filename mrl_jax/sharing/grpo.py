@@ -1,8 +1,23 @@
 """The base of every method: advantages relative to the policy's own group."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 _EPSILON = 1e-6
+
+
+class Baseline(NamedTuple):
+  """What the rewards of every prompt are compared with.
+
+  Attributes:
+    mean_P1: f64, subtracted from a reward.
+    moments_P3: `moments` of the rewards whose deviation is the unit.
+  """
+
+  mean_P1: np.ndarray
+  moments_P3: np.ndarray
 
 
 def moments(rewards_PG: np.ndarray) -> np.ndarray:
@@ -12,31 +27,83 @@ def moments(rewards_PG: np.ndarray) -> np.ndarray:
   return np.stack([count_P, sums_P, squares_P], 1)
 
 
-def own(own_P3: np.ndarray, peers_P3: np.ndarray) -> np.ndarray:
-  """The baseline's moments: the policy's own group, whatever peers did."""
-  del peers_P3
-  return own_P3
+def baseline(moments_P3: np.ndarray) -> Baseline:
+  """The mean of the rewards behind these moments, and their deviation."""
+  count_P1, sum_P1, _ = np.split(moments_P3, 3, axis=1)
+  return Baseline(sum_P1 / count_P1, moments_P3)
 
 
-def advantages(rewards_PG: np.ndarray, baseline_P3: np.ndarray) -> np.ndarray:
-  """Rewards against the baseline's mean, in units of its deviation.
+def own(own_P3, peers, settings, ratios) -> Baseline:
+  """The policy's own group, whatever peers did."""
+  del peers, settings, ratios
+  return baseline(own_P3)
+
+
+def deviation(moments_P3: np.ndarray) -> np.ndarray:
+  """The population standard deviation of the rewards, f64 [P, 1]."""
+  count_P1, sum_P1, square_P1 = np.split(moments_P3, 3, axis=1)
+  variance_P1 = np.maximum(square_P1 / count_P1 - (sum_P1 / count_P1) ** 2, 0.0)
+  return np.sqrt(variance_P1)
+
+
+def advantages(
+  rewards_PG: np.ndarray,
+  baseline: Baseline,
+  *,
+  scale: str = 'std',
+  leave_one_out: bool = False,
+  prompts: Sequence[int] | slice = slice(None),
+) -> np.ndarray:
+  """Rewards against the baseline's mean, in units of a deviation.
 
     A = (r - b) / (s + 1e-6)
 
-  GRPO, https://arxiv.org/abs/2402.03300, sec. 4.1.2; b and s are the mean and
-  the population standard deviation of the rewards behind `baseline_P3`.
+  GRPO, https://arxiv.org/abs/2402.03300, sec. 4.1.2, for `scale` 'std'; 'none',
+  s = 1, is that of Dr. GRPO, https://arxiv.org/abs/2503.20783.
 
   Args:
-    rewards_PG: f64, of the samples of every prompt.
-    baseline_P3: `moments` of the rewards to compare with.
+    rewards_PG: f64, of samples of every prompt, or of `prompts`.
+    baseline: what to compare with, of all prompts of the round.
+    scale: a name in `SCALES`, what s is.
+    leave_one_out: b is the mean of the other n - 1 rewards, as in RLOO,
+      https://arxiv.org/abs/2402.14740: A times n / (n - 1).
+    prompts: those that the rewards are of, where they are not of all.
 
   Returns:
     f32 [P, G]; exactly 0 where a reward is the baseline.
   """
-  count_P1, sum_P1, square_P1 = np.split(baseline_P3, 3, axis=1)
-  mean_P1 = sum_P1 / count_P1
-  variance_P1 = np.maximum(square_P1 / count_P1 - mean_P1**2, 0.0)
+  unit_P1 = SCALES[scale](baseline.moments_P3)
+  mean_P1 = baseline.mean_P1[prompts]
   difference_PG = rewards_PG - mean_P1
   # Sums of rewards such as 0.1 are rounded; such a rest is no signal.
-  difference_PG[np.isclose(rewards_PG, mean_P1, rtol=1e-9, atol=1e-9)] = 0.0
-  return (difference_PG / (np.sqrt(variance_P1) + _EPSILON)).astype(np.float32)
+  equal_PG = np.isclose(rewards_PG, mean_P1, rtol=1e-9, atol=1e-9)
+  difference_PG[equal_PG] = 0.0
+  if leave_one_out:
+    difference_PG *= _over_one_less(baseline.moments_P3[prompts, :1])
+  return (difference_PG / unit_P1[prompts]).astype(np.float32)
+
+
+def _over_one_less(count_P1):
+  """The ratio n / (n - 1), and 1 for a single reward, which has no deviation."""
+  return count_P1 / np.maximum(count_P1 - 1, 1)
+
+
+def _unbiased(moments_P3):
+  correction_P1 = np.sqrt(_over_one_less(moments_P3[:, :1]))
+  return deviation(moments_P3) * correction_P1 + _EPSILON
+
+
+def _of_batch(moments_P3):
+  deviation_11 = deviation(moments_P3.sum(0, keepdims=True)) + _EPSILON
+  return np.broadcast_to(deviation_11, (len(moments_P3), 1))
+
+
+# What a difference of rewards is divided by, [P, 1].
+SCALES = {
+  'std': lambda moments_P3: deviation(moments_P3) + _EPSILON,
+  # With n - 1 in the denominator: HACPO.
+  'unbiased_std': _unbiased,
+  # Of all rewards of the round, around their common mean.
+  'batch_std': _of_batch,
+  'none': lambda moments_P3: np.ones((len(moments_P3), 1)),
+}

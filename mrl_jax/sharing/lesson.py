@@ -1,12 +1,14 @@
 """What a policy trains on, before it is packed into arrays for a device."""
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
 from mrl_jax import records
+from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
 
@@ -16,10 +18,13 @@ class Row(NamedTuple):
   Attributes:
     prompt: which prompt of the round it answers.
     ids: i32 [T].
-    old_logp: f32 [T], of the policy that sampled it, at temperature 1.
+    old_logp: f32 [T], the denominators of its ratios.
     advantage: of the whole response.
     chunk: i32 [T], for ratios over chunks; see `losses/prp.py`.
     mask: bool [T], the tokens that are trained on.
+    weight: of its tokens in the loss, beside what averages them; a number, or
+      f32 [T].
+    reference_logp: f32 [T], of the reference policy, where there is one.
   """
 
   prompt: int
@@ -28,6 +33,8 @@ class Row(NamedTuple):
   advantage: float
   chunk: np.ndarray
   mask: np.ndarray
+  weight: float | np.ndarray = 1.0
+  reference_logp: np.ndarray | None = None
 
 
 def own_row(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
@@ -39,18 +46,68 @@ def own_row(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner:
+  """What a policy brings to a lesson.
+
+  Attributes:
+    name: of the policy.
+    tokenizer: its vocabulary.
+    limits: what it takes of peers' rollouts.
+    verify: whether a response to a prompt of the round is right: (prompt,
+      payload, finish) -> bool, by its own verifier.
+    score: the log-probabilities that it now gives to the tokens of rows, each
+      f32 [T]: (rows, of the reference policy) -> list.
+    rng: of what it draws in this round.
+    ratios: w(k, j) of `capability.ratios`, by policy.
+    refused: counts what it did not take of peers' offers, by reason.
+  """
+
+  name: str
+  tokenizer: byte_tokenizer.ByteTokenizer
+  limits: transfer.Limits
+  verify: Callable[[int, bytes, records.Finish], bool]
+  score: Callable[[Sequence[Row], bool], list[np.ndarray]]
+  rng: np.random.Generator
+  ratios: Mapping[str, float]
+  refused: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Carried:
+  """Peers' responses in the learner's tokens.
+
+  Attributes:
+    rows: to train on.
+    residuals: what THL could not carry, by sender.
+    metrics: what else there is to say of how they were taken.
+  """
+
+  rows: Sequence[Row] = ()
+  residuals: Mapping[str, transfer.Residual] = dataclasses.field(
+    default_factory=dict
+  )
+  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Lesson:
   """What a policy learns from in one round.
 
   Attributes:
     own, peer: rows by where they come from.
+    order: prompts of the round that are trained on, in this order.
     residuals: what THL could not carry, by sender.
+    metrics: what else there is to say of how the lesson came about.
     peer_records: of peers, that were about this round's prompts.
     peer_records_unused: of peers, that were about others.
   """
 
   own: Sequence[Row]
   peer: Sequence[Row]
+  order: Sequence[int]
   residuals: Mapping[str, transfer.Residual]
+  metrics: Mapping[str, float]
   peer_records: int
   peer_records_unused: int

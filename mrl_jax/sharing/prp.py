@@ -1,42 +1,48 @@
 """PRP: peers' rollouts join the group, carried over by THL."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
 
-from mrl_jax import records
+import numpy as np
+
+from mrl_jax.sharing import carry as carry_lib
 from mrl_jax.sharing import lesson
-from mrl_jax.thl import byte_tokenizer
-from mrl_jax.thl import transfer
+
+LEVELS = ('chunk', 'token')
+DENOMINATORS = ('behaviour', 'recompute')
 
 
 def carry(
-  selected: Iterable[tuple[int, records.Rollout, float]],
-  receiver: byte_tokenizer.ByteTokenizer,
-  limits: transfer.Limits,
-) -> tuple[list[lesson.Row], dict[str, transfer.Residual]]:
-  """Rows from peers' rollouts, and what THL could not carry.
+  selected: Sequence[carry_lib.Selected], learner: lesson.Learner, settings
+) -> lesson.Carried:
+  """Rows with the denominators that `config.method.prp` asks for.
+
+  Ratios are over chunks that both vocabularies share, or over the learner's
+  tokens, with what THL carries to each. Denominators are the log-probabilities
+  of the peer (`behaviour`), or those that the learner itself gives to the text
+  before it learns (`recompute`): ratios then begin at 1 and vary little, and
+  the update is no longer that of the expected reward.
+
+  Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts and lets the
+  learner score them; both switches are our reconstruction.
 
   Args:
-    selected: prompt, rollout and its advantage in the receiver's group.
-    receiver: the learner's tokenizer.
-    limits: what it takes.
-
-  Returns:
-    Rows with the peer's own log-probabilities as the denominators of their
-    ratios, and the residual of each sender.
+    selected: with advantages in the receiver's group.
+    learner: who learns from them.
+    settings: `config.method`.
   """
-  carried, residuals = [], {}
-  for prompt, rollout, advantage in selected:
-    residual = residuals.setdefault(rollout.header.policy, transfer.Residual())
-    moved = transfer.transfer(rollout, receiver, limits, residual)
-    if moved is not None:
-      carried.append(
-        lesson.Row(
-          prompt,
-          moved.ids,
-          moved.behaviour_logp,
-          advantage,
-          moved.chunk,
-          moved.mask,
-        )
-      )
-  return carried, residuals
+  _, carried = carry_lib.rows(selected, learner)
+  rows = carried.rows
+  if settings.prp.level == 'token':
+    rows = [row._replace(chunk=_each(len(row.ids))) for row in rows]
+  if settings.prp.denominators == 'recompute':
+    scores = learner.score(rows, False)
+    rows = [
+      row._replace(old_logp=logp)
+      for row, logp in zip(rows, scores, strict=True)
+    ]
+  return dataclasses.replace(carried, rows=rows)
+
+
+def _each(length):
+  return np.arange(length, dtype=np.int32)

@@ -24,23 +24,26 @@ def group_stats(group: Sequence[records.Rollout]) -> records.GroupStats:
 
 def peer_moments(
   received: Sequence[records.Record], place: Mapping[str, int]
-) -> np.ndarray:
-  """Moments of what all peers sent, f64 [P, 3]; zeros where they sent none.
+) -> dict[str, np.ndarray]:
+  """Moments of what every peer sent, f64 [P, 3]; zeros where it sent none.
 
   Args:
     received: records of peers; those that are not `GroupStats` are passed by.
     place: the place of each prompt of the round.
   """
-  moments_P3 = np.zeros((len(place), 3))
+  peers = {}
   for r in received:
     if isinstance(r, records.GroupStats):
+      moments_P3 = peers.setdefault(r.header.policy, np.zeros((len(place), 3)))
       moments = (r.count, r.reward_sum, r.reward_square_sum)
       moments_P3[place[r.header.prompt]] += moments
-  return moments_P3
+  return peers
 
 
-def pooled(own_P3: np.ndarray, peers_P3: np.ndarray) -> np.ndarray:
-  """The baseline's moments over own and peer rewards together.
+def pooled(
+  own_P3: np.ndarray, peers: Mapping[str, np.ndarray], settings, ratios
+) -> grpo.Baseline:
+  """The mean and deviation of own and peer rewards together.
 
     b = (sum of own rewards + sum of peers' rewards) / n
 
@@ -54,10 +57,34 @@ def pooled(own_P3: np.ndarray, peers_P3: np.ndarray) -> np.ndarray:
 
   Args:
     own_P3: `grpo.moments` of the policy.
-    peers_P3: those of its peers together; zeros where they gave none, which
-      leaves exactly the policy's own.
-
-  Returns:
-    f64 [P, 3].
+    peers: those of each peer; without any, the baseline is exactly its own.
+    settings: `config.method`; not read.
+    ratios: not read.
   """
-  return own_P3 + peers_P3
+  del settings, ratios
+  return grpo.baseline(sum(peers.values(), own_P3))
+
+
+def interpolated(
+  own_P3: np.ndarray, peers: Mapping[str, np.ndarray], settings, ratios
+) -> grpo.Baseline:
+  """Between the mean of own and that of peers' rewards.
+
+    b = (1 - a) mean of own + a mean of peers'
+
+  and the deviation is that of the same mixture. With a = h / n, where h of the
+  n samples are peers', this is `pooled`. Our reconstruction, as `pooled` is.
+
+  Args:
+    own_P3: `grpo.moments` of the policy.
+    peers: those of each peer; where they gave none, the baseline is its own.
+    settings: `config.method`, of which `interpolation` is a.
+    ratios: not read.
+  """
+  del ratios
+  peers_P3 = sum(peers.values(), np.zeros_like(own_P3))
+  count_P1 = peers_P3[:, :1]
+  a_P1 = settings.interpolation * (count_P1 > 0)
+  mixed_P3 = (1 - a_P1) * own_P3 / own_P3[:, :1]
+  mixed_P3 = mixed_P3 + a_P1 * peers_P3 / np.maximum(count_P1, 1)
+  return grpo.baseline(mixed_P3 * (own_P3[:, :1] + count_P1))

@@ -79,9 +79,9 @@ class Residual:
       for name, n in theirs.items():
         _count(mine, name, n)
 
-  def refuse(self, rollout: records.Rollout, reason: str) -> None:
+  def refuse(self, payload: bytes, reason: str) -> None:
     _count(self.refused, reason, 1)
-    _count(self.refused_bytes, reason, len(rollout.payload))
+    _count(self.refused_bytes, reason, len(payload))
 
   @property
   def segmentation_error(self) -> float:
@@ -123,14 +123,14 @@ def transfer(
   if rollout.header.tokenizer == receiver.fingerprint:
     ids, behaviour_logp = rollout.ids, rollout.policy_logp
     if not _can_be_sampled(rollout, receiver):
-      residual.refuse(rollout, 'ids')
+      residual.refuse(rollout.payload, 'ids')
       return None
     mask = rollout.mask
     sender_chunk = chunk = np.arange(len(ids), dtype=np.int32)
   else:
     ids = receiver.encode(rollout.payload)
     if receiver.decode(ids) != rollout.payload:
-      residual.refuse(rollout, 'round_trip')
+      residual.refuse(rollout.payload, 'round_trip')
       return None
     sender_lengths = rollout.byte_lengths.copy()
     lengths = receiver.byte_length_V[ids]
@@ -147,13 +147,38 @@ def transfer(
     mask = align.carry_mask(rollout.mask, sender_lengths, lengths)
   refused = _refusal(chunk, limits)
   if refused:
-    residual.refuse(rollout, refused)
+    residual.refuse(rollout.payload, refused)
     return None
   residual.specials_dropped += specials_dropped
   _count_chunks(residual, sender_chunk, chunk)
   return Transferred(
     ids=ids, behaviour_logp=behaviour_logp, mask=mask, chunk=chunk
   )
+
+
+def encode(
+  payload: bytes,
+  receiver: byte_tokenizer.ByteTokenizer,
+  limits: Limits,
+  residual: Residual,
+) -> np.ndarray | None:
+  """The tokens of a text that ended by itself, and end-of-sequence, i32 [m].
+
+  Without a sender's tokens there is nothing to align: `residual` counts the
+  text, and why it was refused, as `transfer` does; None if it was.
+  """
+  residual.rollouts += 1
+  residual.payload_bytes += len(payload)
+  ids = receiver.encode(payload)
+  refused = None
+  if receiver.decode(ids) != payload:
+    refused = 'round_trip'
+  elif len(ids) + 1 > limits.max_tokens:
+    refused = 'too_long'
+  if refused:
+    residual.refuse(payload, refused)
+    return None
+  return np.append(ids, np.int32(receiver.eos_id))
 
 
 def _can_be_sampled(rollout, receiver) -> bool:

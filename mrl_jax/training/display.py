@@ -150,9 +150,15 @@ def _residual_table(
       direction,
       f'{residual.rollouts:,}',
       _counts(residual.refused),
-      f'{residual.sender_tokens:,} to\n{residual.receiver_tokens:,}',
-      chunks,
-      f'{residual.segmentation_error:.1%}',
+      *(
+        (
+          f'{residual.sender_tokens:,} to\n{residual.receiver_tokens:,}',
+          chunks,
+          f'{residual.segmentation_error:.1%}',
+        )
+        if residual.sender_tokens
+        else ('texts only', '', '')
+      ),
     )
   return table
 

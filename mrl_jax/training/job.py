@@ -49,6 +49,7 @@ class Job:
     method: what is shared and what is maximised.
     inputs: prompts, and the policies' tokenizers.
     batches: prompts of every round; its state is the data cursor.
+    refills: prompts of each policy's dynamic sampling.
     judge: the verifier and the reward.
     plan: which policy has which devices.
     workers: one for each policy that is trained here.
@@ -64,6 +65,7 @@ class Job:
   method: algorithms.Method
   inputs: inputs.Inputs
   batches: grain.DatasetIterator
+  refills: Mapping[str, grain.DatasetIterator]
   judge: functions.Judge
   plan: planner.Plan
   workers: Mapping[str, worker_lib.Worker]
@@ -99,7 +101,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   others = peers.check(config, method.kinds, loaded.tokenizers)
-  plan = _plan(config, others.here, loaded)
+  plan = _plan(config, others.here, loaded, method.reference)
   _claim(workdir, config, loaded)
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
   folder = os.path.join(workdir, _JOURNALS)
@@ -111,6 +113,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     method=method,
     inputs=loaded,
     batches=batches,
+    refills=_refills(config, others.here, loaded),
     judge=judge,
     plan=plan,
     workers=_workers(config, method, loaded, plan),
@@ -186,7 +189,19 @@ def _claim(workdir, config, loaded) -> None:
   )
 
 
-def _plan(config, here, loaded) -> planner.Plan:
+def _refills(config, here, loaded) -> dict[str, grain.DatasetIterator]:
+  """Each policy's own order of prompts, where it may sample more of them."""
+  return {
+    name: pipeline.batches(
+      loaded.train,
+      config.train.prompts,
+      zlib.crc32(f'{config.seed}-{name}'.encode()),
+    )
+    for name in (here if config.sample.refills else ())
+  }
+
+
+def _plan(config, here, loaded, reference) -> planner.Plan:
   devices = jax.devices()
   models, shapes = {}, {}
   for name in here:
@@ -200,6 +215,7 @@ def _plan(config, here, loaded) -> planner.Plan:
       response_tokens=config.sample.max_tokens,
       micro_rows=config.train.micro_rows,
       logit_chunk=config.train.logit_chunk,
+      reference=reference,
     )
   return planner.plan(
     models,
@@ -236,9 +252,14 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
         micro_rows=config.train.micro_rows,
         mini_batches=config.train.mini_batches,
         aggregation=config.train.aggregation,
+        peer_average=method.peer_average,
+        keep_all=method.reference or config.method.entropy_weight > 0,
       ),
       logit_chunk=config.train.logit_chunk,
       mask_truncated=config.train.mask_truncated,
+      overlong_tokens=config.reward.overlong_tokens,
+      entropy_weight=config.method.entropy_weight,
+      reference=method.reference,
       # By name, so that a policy is the same whoever learns beside it.
       key=jax.random.fold_in(
         jax.random.key(config.seed), zlib.crc32(name.encode())

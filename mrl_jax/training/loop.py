@@ -5,16 +5,19 @@ import json
 import math
 import os
 import time
+import zlib
 
 from absl import logging
 import jax
 import ml_collections
+import numpy as np
 from rich import console as console_lib
 
 from mrl_jax import evaluation
 from mrl_jax import files
 from mrl_jax.rewards import verify
 from mrl_jax.see import ledger as ledger_lib
+from mrl_jax.sharing import capability
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.sharing import publish
 from mrl_jax.training import checkpoint
@@ -22,11 +25,12 @@ from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
 from mrl_jax.training import progress as progress_lib
+from mrl_jax.training import refill
 from mrl_jax.training import statistics
 from mrl_jax.training import warm_start
 from mrl_jax.training import worker as worker_lib
 
-_SAMPLE, _EVALUATE = range(2)  # Streams of a policy's random key.
+_SAMPLE, _EVALUATE, _REFILL = range(3)  # Streams of a policy's random key.
 
 
 def run(
@@ -148,15 +152,33 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
         verifier=verify.NAME,
       ),
     )
-  lessons, updates = {}, {}
+  lessons, updates, rollouts = {}, {}, {}
   for name, worker in job.workers.items():
     received = job.endpoints[name].collect(round, job.method.kinds)
+    accuracies = capability.remember(
+      progress.accuracies.get(name, {}),
+      (name, groups[name]),
+      received,
+      config.method.hacpo.window,
+    )
+    progress.accuracies[name] = accuracies
+    sampled = refill.refill(
+      job, worker, prompts, groups[name], round, _key(worker, _REFILL, round)
+    )
+    learner = worker.learner(
+      sampled.prompts,
+      job.judge,
+      job.limits,
+      rng=np.random.default_rng([config.seed, round, _number(name)]),
+      ratios=capability.ratios(accuracies, name),
+    )
     lessons[name] = job.method.lesson(
-      groups[name], received, worker.tokenizer, job.limits
+      sampled.groups, received, learner, sampled.kept
     )
     tell_of_strangers(name, lessons[name], round)
-    updates[name] = worker.update(prompts, lessons[name])
+    updates[name] = worker.update(sampled.prompts, lessons[name])
     progress.add_residuals(name, lessons[name].residuals)
+    rollouts[name] = sampled.rollouts
   updates = jax.device_get(updates)
   progress.rounds += 1
   rows = {}
@@ -166,6 +188,7 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       groups[name],
       lessons[name],
       updates[name],
+      rollouts=rollouts[name],
       exchanged=ledger.since_last(),
       exchange_seconds=ledger.timing() - before[name],
       seconds=time.monotonic() - began,
@@ -241,7 +264,7 @@ def _check_finite(rows, round):
       raise FloatingPointError(
         f'round {round}: the gradient of {name} is {row["grad_norm"]}. The '
         'last checkpoint is sound; a lower train.optimizer.learning_rate or '
-        'method.max_ratio may help'
+        'method.prp.max_ratio may help'
       )
 
 
@@ -285,6 +308,10 @@ def _timing(job, progress) -> dict:
       for sender, seconds in ledger.waited.items()
     },
   }
+
+
+def _number(name: str) -> int:
+  return zlib.crc32(name.encode())
 
 
 def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:

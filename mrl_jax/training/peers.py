@@ -6,6 +6,7 @@ import dataclasses
 import ml_collections
 
 from mrl_jax import checks
+from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.see import inbox
 from mrl_jax.see import journal
@@ -137,6 +138,7 @@ def connect(
       wait_s=see.wait_s,
     ),
     kinds,
+    listens_to=config_lib.listens_to(config.policies),
     run=run,
     network=peers.network,
     stored=peers.stored,

@@ -22,6 +22,7 @@ class Progress:
     seconds: spent, over all the times the run was started.
     accuracy: held-out accuracy by family, of every policy, by rounds done.
     residuals: what THL could not carry, by direction.
+    accuracies: of the last rounds, as every policy knows them of each.
   """
 
   rounds: int = 0
@@ -30,6 +31,9 @@ class Progress:
     default_factory=dict
   )
   residuals: dict[str, transfer.Residual] = dataclasses.field(
+    default_factory=dict
+  )
+  accuracies: dict[str, dict[str, list[float]]] = dataclasses.field(
     default_factory=dict
   )
 
@@ -57,6 +61,7 @@ def save(
   host = {
     'progress': progress.to_json(),
     'batches': job.batches.get_state(),
+    'refills': {name: b.get_state() for name, b in job.refills.items()},
     'exchange': {
       name: base64.b64encode(endpoint.state()).decode()
       for name, endpoint in job.endpoints.items()
@@ -86,6 +91,8 @@ def resume(
       np.array(host['keys'][name], np.uint32)
     )
   job.batches.set_state(host['batches'])
+  for name, batches in job.refills.items():
+    batches.set_state(host['refills'][name])
   for name, endpoint in job.endpoints.items():
     endpoint.restore(base64.b64decode(host['exchange'][name]))
   return Progress.from_json(host['progress'])

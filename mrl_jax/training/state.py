@@ -23,15 +23,20 @@ class TrainState:
     step: int32, updates done; the policy's version.
     params: parameters by name, float32.
     opt_state: the optimizer's moments, sharded as the parameters are.
+    reference: the parameters that it began with, where a KL penalty needs them.
   """
 
   step: jax.Array
   params: nnx.State
   opt_state: optax.OptState
+  reference: nnx.State | None = None
 
 
 def shardings(
-  model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+  model: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  reference: bool = False,
 ) -> TrainState:
   """Where each leaf of the state lives; allocates nothing."""
   _, params = decoder.abstract(model)
@@ -43,7 +48,9 @@ def shardings(
     places,
     transform_non_params=lambda _: sharding.replicated(mesh),
   )
-  return TrainState(sharding.replicated(mesh), places, opt_state)
+  return TrainState(
+    sharding.replicated(mesh), places, opt_state, places if reference else None
+  )
 
 
 def init_params(model: ModelConfig, mesh: Mesh, key: jax.Array) -> nnx.State:
@@ -60,13 +67,23 @@ def fresh(
   model: ModelConfig,
   optimizer: optax.GradientTransformation,
   mesh: Mesh,
+  reference: bool = False,
 ) -> TrainState:
-  """The state of a policy that has these parameters and no updates yet."""
+  """The state of a policy that has these parameters and no updates yet.
+
+  With `reference` it keeps a second copy of them.
+  """
 
   def init(params):
-    return TrainState(jnp.int32(0), params, optimizer.init(params))
+    return TrainState(
+      jnp.int32(0),
+      params,
+      optimizer.init(params),
+      params if reference else None,
+    )
 
-  return jax.jit(init, out_shardings=shardings(model, optimizer, mesh))(params)
+  places = shardings(model, optimizer, mesh, reference)
+  return jax.jit(init, out_shardings=places)(params)
 
 
 def _init_params(model, key):

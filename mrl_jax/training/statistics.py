@@ -14,6 +14,7 @@ def of_round(
   lesson: lesson_lib.Lesson,
   updates: Sequence[Mapping[str, np.ndarray]],
   *,
+  rollouts: int,
   exchanged: Mapping[str, Mapping[str, Mapping[str, int]]],
   exchange_seconds: Mapping[str, float],
   seconds: float,
@@ -21,21 +22,25 @@ def of_round(
   """Means over the policy's own rollouts, its rows and its updates.
 
   Args:
-    groups: the policy's own rollouts.
+    groups: the policy's own rollouts of the prompts that all share.
     lesson: what it learnt from.
     updates: statistics of its mini-batches.
+    rollouts: that it sampled, refills and all.
     exchanged: `Ledger.since_last` of it.
     exchange_seconds: `Ledger.timing` of the round.
     seconds: that the round took.
   """
-  rollouts = [rollout for group in groups for rollout in group]
+  samples = [rollout for group in groups for rollout in group]
   success_PG = np.array([[r.success for r in group] for group in groups])
   row = {
-    'reward': _mean(r.reward for r in rollouts),
+    'reward': _mean(r.reward for r in samples),
     'accuracy': float(success_PG.mean()),
-    'response_length': _mean(len(r.ids) for r in rollouts),
-    'stopped': _mean(r.finish == 'stop' for r in rollouts),
+    'response_length': _mean(len(r.ids) for r in samples),
+    'stopped': _mean(r.finish == 'stop' for r in samples),
+    'entropy': -_mean(p for r in samples for p in r.policy_logp),
     'all_fail_groups': float((~success_PG.any(1)).mean()),
+    'zero_signal_groups': _mean(_all_equal(group) for group in groups),
+    'rollouts': rollouts,
     'rows_with_signal': _mean(r.advantage != 0 for r in lesson.own),
     'grad_norm': _mean(u['grad_norm'] for u in updates),
     'peer_records': lesson.peer_records,
@@ -47,7 +52,10 @@ def of_round(
   }
   for part in ('own', 'peer'):
     row |= _ratios(part, updates)
-  tokens = sum(len(r.ids) for r in rollouts)
+  # Before its first update a policy's ratios are those to its sampler.
+  row |= _mismatch(updates[:1])
+  row |= lesson.metrics
+  tokens = sum(len(r.ids) for r in samples)
   row[metrics.TIMING] = {
     'seconds': seconds,
     'tokens_per_second': tokens / seconds,
@@ -60,22 +68,50 @@ def of_round(
 
 def _ratios(part, updates):
   """Means over the tokens of a part; nothing if no row of it had a signal."""
-
-  def total(name):
-    return sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
-
-  tokens, ratios, squares = map(total, ('tokens', 'ratio', 'ratio_square'))
+  total = _totals(part, updates)
+  tokens = total('tokens')
   if not tokens:
     return {}
-  return {
-    part: {
-      'loss': total('loss') / len(updates),
-      'ratio': ratios / tokens,
-      'ratio_second_moment': squares / tokens,
-      'ess_fraction': ratios**2 / (squares * tokens) if squares else 0.0,
+  found = {'loss': total('loss') / len(updates)}
+  if any(f'{part}/ratio' in u for u in updates):
+    found |= {
+      'ratio': total('ratio') / tokens,
+      'ratio_second_moment': total('ratio_square') / tokens,
+      'ess_fraction': _ess_fraction(total),
       'clip_fraction': total('clipped') / tokens,
+      'max_ratio': max(float(u.get(f'{part}/max_ratio', 0)) for u in updates),
+    }
+  for name in ('kl', 'logp', 'truncated'):
+    if any(f'{part}/{name}' in u for u in updates):
+      found[name] = total(name) / tokens
+  return {part: found}
+
+
+def _mismatch(first):
+  """What sampler and trainer differ in, over the tokens of the first update."""
+  total = _totals('own', first)
+  if not total('tokens'):
+    return {}
+  return {
+    'mismatch': {
+      'kl': -total('log_ratio') / total('tokens'),
+      'max_ratio': max(float(u['own/max_ratio']) for u in first),
+      'ess_fraction': _ess_fraction(total),
     }
   }
+
+
+def _totals(part, updates):
+  return lambda name: sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
+
+
+def _ess_fraction(total) -> float:
+  squares = total('ratio_square') * total('tokens')
+  return total('ratio') ** 2 / squares if squares else 0.0
+
+
+def _all_equal(group) -> bool:
+  return len({rollout.reward for rollout in group}) == 1
 
 
 def _mean(values) -> float:

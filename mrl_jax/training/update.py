@@ -34,6 +34,8 @@ class Rows:
       averaging over the whole mini-batch, so that a plain sum over
       micro-batches and devices is the loss.
     chunk_BT: the chunk of each token, in [0, T); see `losses/prp.py`.
+    mini_batch_B1: which mini-batch of the round it is, from 0.
+    reference_logp_BT: under the reference policy, where there is one.
   """
 
   tokens_BS: jax.Array
@@ -42,9 +44,12 @@ class Rows:
   advantage_B1: jax.Array
   weight_BT: jax.Array
   chunk_BT: jax.Array
+  mini_batch_B1: jax.Array
+  reference_logp_BT: jax.Array | None = None
 
 
-# (logp_BT, one micro-batch of Rows) -> (objective_BT, sums of statistics)
+# (logp_BT, one micro-batch of Rows) -> (objective_BT, statistics), which are
+# sums over tokens, or maxima where the name begins with 'max_'.
 Objective = Callable[[jax.Array, Rows], tuple[jax.Array, dict]]
 
 
@@ -54,6 +59,9 @@ def build(
   mesh: Mesh,
   objectives: Mapping[str, Objective],
   logit_chunk: int,
+  *,
+  entropy_weight: float = 0.0,
+  reference: bool = False,
 ):
   """Builds `update(state, parts) -> (state, statistics)`.
 
@@ -67,14 +75,16 @@ def build(
     mesh: of the state.
     objectives: what to maximise on each part, by the part's name.
     logit_chunk: tokens whose logits are in memory at once.
+    entropy_weight: of the mean entropy of own tokens, a bonus.
+    reference: whether the state has a reference policy.
 
   Returns:
     A function of a `TrainState`, which it consumes, and of `Rows` in stacked
-    micro-batches, by the names of `objectives`. The statistics are sums over
-    tokens, by 'part/name', with 'grad_norm'.
+    micro-batches, by the names of `objectives`. The statistics are those of the
+    objectives, by 'part/name', with 'grad_norm'.
   """
   graphdef, _ = decoder.abstract(model)
-  shardings = state_lib.shardings(model, optimizer, mesh)
+  shardings = state_lib.shardings(model, optimizer, mesh, reference)
   one = sharding.replicated(mesh)
   gradients = {
     name: jax.jit(
@@ -83,6 +93,7 @@ def build(
         graphdef=graphdef,
         objective=objective,
         logit_chunk=logit_chunk,
+        entropy_weight=entropy_weight if name == 'own' else 0.0,
       ),
       in_shardings=(shardings.params, sharding.rows(mesh, 1)),
       out_shardings=(shardings.params, one),
@@ -108,18 +119,53 @@ def build(
   return update
 
 
-def _gradient(params, rows: Rows, *, graphdef, objective, logit_chunk):
+def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
+  """Jits `score(params, rows) -> logp`, f32 [M, B, T] for stacked rows."""
+  graphdef, params = decoder.abstract(model)
+
+  def score(params, rows: Rows):
+    network = nnx.merge(graphdef, params)
+    return jax.lax.map(
+      lambda micro: logps.response_logps(
+        network,
+        micro.tokens_BS,
+        micro.valid_BS,
+        micro.weight_BT.shape[-1],
+        logit_chunk,
+      ),
+      rows,
+    )
+
+  return jax.jit(
+    score,
+    in_shardings=(
+      sharding.params(params, mesh, sharding.TRAIN),
+      sharding.rows(mesh, 1),
+    ),
+    out_shardings=sharding.replicated(mesh),
+  )
+
+
+def _gradient(
+  params, rows: Rows, *, graphdef, objective, logit_chunk, entropy_weight
+):
   """The gradient of a part's loss and its statistics, over micro-batches."""
 
   def loss(params, micro: Rows):
-    logp_BT = logps.response_logps(
+    scores = logps.response_logps(
       nnx.merge(graphdef, params),
       micro.tokens_BS,
       micro.valid_BS,
       micro.weight_BT.shape[-1],
       logit_chunk,
+      entropy=bool(entropy_weight),
     )
-    objective_BT, statistics = objective(logp_BT, micro)
+    if not entropy_weight:
+      objective_BT, statistics = objective(scores, micro)
+    else:
+      logp_BT, entropy_BT = scores
+      objective_BT, statistics = objective(logp_BT, micro)
+      objective_BT += entropy_weight * entropy_BT
     return -jnp.sum(micro.weight_BT * objective_BT), statistics
 
   def accumulate(grads, micro):
@@ -134,7 +180,10 @@ def _gradient(params, rows: Rows, *, graphdef, objective, logit_chunk):
   grads, by_micro = jax.lax.scan(
     accumulate, optax.tree_utils.tree_zeros_like(params), rows
   )
-  return grads, {name: sums_M.sum() for name, sums_M in by_micro.items()}
+  return grads, {
+    name: x_M.max() if name.startswith('max_') else x_M.sum()
+    for name, x_M in by_micro.items()
+  }
 
 
 def _apply(state: state_lib.TrainState, grads_of_parts, *, optimizer):
@@ -142,5 +191,7 @@ def _apply(state: state_lib.TrainState, grads_of_parts, *, optimizer):
   grads = functools.reduce(optax.tree_utils.tree_add, grads_of_parts)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
-  state = state_lib.TrainState(state.step + 1, params, opt_state)
+  state = dataclasses.replace(
+    state, step=state.step + 1, params=params, opt_state=opt_state
+  )
   return state, optax.global_norm(grads)

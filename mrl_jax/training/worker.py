@@ -1,6 +1,7 @@
 """A policy at work on its own mesh: it samples, and learns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import functools
 import math
 import time
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from mrl_jax.sampling import sampler
 from mrl_jax.sharing import grpo
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import transfer
 from mrl_jax.training import batch
 from mrl_jax.training import state as state_lib
 from mrl_jax.training import update
@@ -62,23 +64,39 @@ class Worker:
     packer: batch.Packer,
     logit_chunk: int,
     mask_truncated: bool,
+    overlong_tokens: int = 0,
     key: jax.Array,
+    entropy_weight: float = 0.0,
+    reference: bool = False,
   ):
     self.name, self.model, self.mesh = name, model, mesh
     self.tokenizer, self._template = tokenizer, template
     self.optimizer, self.packer = optimizer, packer
+    self._reference = reference
     self.key, init_key = jax.random.split(key)
     self.start_from(state_lib.init_params(model, mesh, init_key))
     self._decode_places = sharding.params(
       self.state.params, mesh, sharding.DECODE
     )
     self._mask_truncated = mask_truncated
+    self._overlong_tokens = overlong_tokens
     self._samplers = {}
-    self._update = update.build(model, optimizer, mesh, objectives, logit_chunk)
+    self._update = update.build(
+      model,
+      optimizer,
+      mesh,
+      objectives,
+      logit_chunk,
+      entropy_weight=entropy_weight,
+      reference=reference,
+    )
+    self._score = update.build_scorer(model, mesh, logit_chunk)
 
   def start_from(self, params: nnx.State) -> None:
     """Begins anew with these parameters."""
-    self.state = state_lib.fresh(params, self.model, self.optimizer, self.mesh)
+    self.state = state_lib.fresh(
+      params, self.model, self.optimizer, self.mesh, self._reference
+    )
 
   def prompt_ids(self, prompt: records.Prompt) -> np.ndarray:
     """The prompt in the policy's template and tokens, i32 [C]."""
@@ -152,6 +170,9 @@ class Worker:
     finish = 'stop' if samples.stopped_B[row] else 'length'
     payload = self.tokenizer.decode(ids)
     reward, verdict = judge(payload, finish, prompt.answer)
+    reward += functions.overlong_penalty(
+      int(n), self.packer.lengths['own'], self._overlong_tokens
+    )
     return records.Rollout(
       header=msgspec.structs.replace(header, sample=g),
       payload=payload,
@@ -174,14 +195,63 @@ class Worker:
     Returns the statistics of every mini-batch, still on their way.
     """
     mini_batches = self.packer.mini_batch_parts(
-      [self.prompt_ids(prompt) for prompt in prompts],
-      {'own': lesson.own, 'peer': lesson.peer},
+      [self.prompt_ids(prompt) for prompt in prompts], lesson
     )
     statistics = []
     for parts in mini_batches:
       self.state, more = self._update(self.state, parts)
       statistics.append(more)
     return statistics
+
+  def learner(
+    self,
+    prompts: Sequence[records.Prompt],
+    judge: functions.Judge,
+    limits: transfer.Limits,
+    *,
+    rng: np.random.Generator,
+    ratios: Mapping[str, float],
+  ) -> lesson_lib.Learner:
+    """The policy as its lesson on these prompts sees it."""
+
+    def verify(prompt, payload, finish):
+      return judge(payload, finish, prompts[prompt].answer)[1] == 'correct'
+
+    return lesson_lib.Learner(
+      name=self.name,
+      tokenizer=self.tokenizer,
+      limits=limits,
+      verify=verify,
+      score=functools.partial(self.score, prompts),
+      rng=rng,
+      ratios=ratios,
+    )
+
+  def score(
+    self,
+    prompts: Sequence[records.Prompt],
+    rows: Sequence[lesson_lib.Row],
+    reference: bool = False,
+  ) -> list[np.ndarray]:
+    """The log-probability of every row's tokens, each f32 [T].
+
+    Under the policy as it is or, with `reference`, as it began.
+    """
+    if not rows:
+      return []
+    # Own rows fit the shorter shape; peers' responses may be longer.
+    longest = max(len(row.ids) for row in rows)
+    length = min(n for n in self.packer.lengths.values() if n >= longest)
+    packed = self.packer.pack(
+      [self.prompt_ids(prompt) for prompt in prompts],
+      [(row, 1.0) for row in rows],
+      length,
+    )
+    params = self.state.reference if reference else self.state.params
+    with jax.set_mesh(self.mesh):
+      logp_MBT = jax.device_get(self._score(params, packed))
+    logp_BT = logp_MBT.reshape(-1, length)
+    return [logp_BT[b, : len(row.ids)] for b, row in enumerate(rows)]
 
   def _sampler(self, per_prompt, greedy):
     if (per_prompt, greedy) not in self._samplers:
@@ -198,7 +268,9 @@ class Worker:
 
 def _with_advantages(group):
   rewards_1G = np.array([[rollout.reward for rollout in group]])
-  advantage_1G = grpo.advantages(rewards_1G, grpo.moments(rewards_1G))
+  advantage_1G = grpo.advantages(
+    rewards_1G, grpo.baseline(grpo.moments(rewards_1G))
+  )
   return [
     msgspec.structs.replace(rollout, advantage=float(advantage))
     for rollout, advantage in zip(group, advantage_1G[0], strict=True)

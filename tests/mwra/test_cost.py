@@ -45,6 +45,12 @@ def test_memory_grows_with_what_it_should():
   )
 
 
+def test_a_reference_is_one_more_copy_of_the_parameters():
+  with_one = estimate(examples.model(), reference=True)
+  without = estimate(examples.model())
+  assert with_one.state_bytes == without.state_bytes + without.weight_bytes
+
+
 def test_every_part_of_the_fsdp_axis_samples_from_a_copy():
   wide = estimate(examples.model(d_ff=4096), micro_rows=1, logit_chunk=1)
   assert wide.peak_bytes(1) == wide.state_bytes + wide.update_bytes

@@ -28,3 +28,12 @@ def test_rewards_are_weighted_and_added(payload, finish, expected):
 def test_an_unknown_reward_is_named():
   with pytest.raises(checks.InputError, match="Did you mean 'exact'"):
     judge(b'', exakt=1.0)
+
+
+@pytest.mark.parametrize(
+  ('length', 'penalty'), [(1, 0), (8, 0), (9, -0.5), (10, -1.0), (12, -1.0)]
+)
+def test_the_soft_punishment_of_length_by_hand(length, penalty):
+  # Of at most ten tokens, the last two are a buffer.
+  assert functions.overlong_penalty(length, 10, 2) == penalty
+  assert functions.overlong_penalty(length, 10, 0) == 0

@@ -1,11 +1,13 @@
 import numpy as np
+import pytest
 
 from mrl_jax.sharing import grpo
 
 
-def advantages(rewards):
+def advantages(rewards, **settings):
   rewards_PG = np.array(rewards, np.float64)
-  return grpo.advantages(rewards_PG, grpo.moments(rewards_PG))
+  baseline = grpo.baseline(grpo.moments(rewards_PG))
+  return grpo.advantages(rewards_PG, baseline, **settings)
 
 
 def test_moments():
@@ -20,10 +22,46 @@ def test_numbers_worked_by_hand():
   np.testing.assert_allclose(advantages([[1, 0, 0, 0]]), expected, rtol=1e-6)
 
 
-def test_equal_rewards_have_no_advantage_at_all():
+@pytest.mark.parametrize(
+  ('scale', 'unit'),
+  [
+    # 1 0 0 0 and 1 1 1 0: both have variance 3/16, and 4/16 with n - 1.
+    ('std', np.sqrt(3 / 16)),
+    ('unbiased_std', 1 / 2),
+    ('batch_std', 1 / 2),  # Four of eight: mean 1/2, variance 1/4.
+    ('none', 1.0),
+  ],
+)
+def test_what_an_advantage_is_divided_by(scale, unit):
+  found = advantages([[1, 0, 0, 0], [1, 1, 1, 0]], scale=scale)
+  plain = np.array([[3, -1, -1, -1], [1, 1, 1, -3]]) / 4
+  np.testing.assert_allclose(found, plain / unit, rtol=1e-5)
+
+
+def test_leaving_one_out_compares_with_the_others():
+  # 1 against the mean of 0 0 0, and 0 against that of 1 0 0.
+  found = advantages([[1, 0, 0, 0]], scale='none', leave_one_out=True)
+  np.testing.assert_allclose(found, [[1, -1 / 3, -1 / 3, -1 / 3]], rtol=1e-6)
+
+
+def test_rewards_of_some_prompts_are_compared_with_theirs():
+  rewards_PG = np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 0.0]])
+  baseline = grpo.baseline(grpo.moments(rewards_PG))
+  for scale in grpo.SCALES:
+    whole = grpo.advantages(rewards_PG, baseline, scale=scale)
+    part = grpo.advantages(
+      rewards_PG[[1, 1, 0], :1], baseline, scale=scale, prompts=[1, 1, 0]
+    )
+    np.testing.assert_array_equal(part, whole[[1, 1, 0], :1])
+
+
+@pytest.mark.parametrize('scale', grpo.SCALES)
+@pytest.mark.parametrize('leave_one_out', [False, True])
+def test_equal_rewards_have_no_advantage_at_all(scale, leave_one_out):
+  settings = {'scale': scale, 'leave_one_out': leave_one_out}
   for reward in (0.0, 1.0, 0.1, 0.7, 1 / 3):
-    for size in range(2, 17):
-      assert not advantages([[reward] * size]).any()
+    for size in range(1, 17):
+      assert not advantages([[reward] * size], **settings).any()
 
 
 def test_a_group_of_one_has_none_and_is_not_nan():
@@ -32,4 +70,6 @@ def test_a_group_of_one_has_none_and_is_not_nan():
 
 def test_own_baseline_ignores_peers():
   own_P3 = grpo.moments(np.array([[1.0, 0.0]]))
-  np.testing.assert_array_equal(grpo.own(own_P3, np.ones((1, 3))), own_P3)
+  found = grpo.own(own_P3, {'b': np.ones((1, 3))}, None, {})
+  np.testing.assert_array_equal(found.moments_P3, own_P3)
+  np.testing.assert_array_equal(found.mean_P1, [[0.5]])

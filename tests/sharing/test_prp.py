@@ -1,37 +1,35 @@
 import numpy as np
 
+from mrl_jax.sharing import carry
 from mrl_jax.sharing import prp
-from mrl_jax.thl import transfer
 from tests import examples
 
-
-def test_rows_are_in_the_receivers_tokens():
-  sender, receiver = (
-    examples.tokenizer('byte_level'),
-    examples.tokenizer('sentencepiece'),
-  )
-  sent = examples.rollout(b'= 10 = 13', encoder=sender, policy='b')
-  rows, residuals = prp.carry(
-    [(3, sent, -0.5)], receiver, transfer.Limits(max_tokens=20)
-  )
-  (row,) = rows
-  assert row.prompt == 3
-  assert row.advantage == -0.5
-  assert receiver.decode(row.ids) == b'= 10 = 13'
-  assert row.ids[-1] == receiver.eos_id
-  np.testing.assert_allclose(row.old_logp.sum(), sent.policy_logp.sum())
-  assert residuals['b'].rollouts == 1
+SENDER = examples.tokenizer('byte_level')
+RECEIVER = examples.tokenizer('sentencepiece')
+SENT = examples.rollout(b'= 10 = 13', encoder=SENDER, policy='b')
 
 
-def test_what_is_refused_is_counted_for_its_sender():
-  receiver = examples.tokenizer('sentencepiece')
-  sender = examples.tokenizer('byte_level')
-  selected = [
-    (0, examples.rollout(b'= 1', encoder=sender, policy='b'), 1.0),
-    (0, examples.rollout(b'= 1 2 3 4 5', encoder=sender, policy='b'), 1.0),
-    (0, examples.rollout(b'= 2', encoder=sender, policy='c'), 1.0),
-  ]
-  rows, residuals = prp.carry(selected, receiver, transfer.Limits(max_tokens=4))
-  assert len(rows) == 2
-  assert residuals['b'].refused == {'too_long': 1}
-  assert residuals['c'].refused == {}
+def row(**changes):
+  settings = examples.run_config().method
+  settings.prp.update(changes)
+  (row,) = prp.carry(
+    [carry.Selected(0, SENT, 1.0)], examples.learner(RECEIVER), settings
+  ).rows
+  return row
+
+
+def test_chunks_are_those_that_both_vocabularies_share():
+  assert row().chunk.max() + 1 < len(row().ids)
+
+
+def test_ratios_may_be_by_token():
+  by_token = row(level='token')
+  np.testing.assert_array_equal(by_token.chunk, np.arange(len(by_token.ids)))
+  np.testing.assert_array_equal(by_token.old_logp, row().old_logp)
+
+
+def test_denominators_may_be_the_learners_own():
+  np.testing.assert_allclose(row().old_logp.sum(), SENT.policy_logp.sum())
+  recomputed = row(denominators='recompute')
+  np.testing.assert_array_equal(recomputed.old_logp, -1.0)  # As it scores.
+  np.testing.assert_array_equal(recomputed.chunk, row().chunk)

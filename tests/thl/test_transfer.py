@@ -524,6 +524,29 @@ def test_every_solution_of_gsm8k_crosses_real_tokenizers(names):
     assert moved is not None
 
 
+@pytest.mark.parametrize(
+  ('payload', 'most', 'refused'),
+  [
+    (b'= 10 = 13', 20, {}),
+    (b'= 10 = 13', 4, {'too_long': 1}),
+    (b'a\xe2\x96\x81', 20, {'round_trip': 1}),  # It writes spaces so.
+    (b'', 1, {}),  # Its end is all there is to it.
+  ],
+)
+def test_a_text_alone_is_written_with_its_end(payload, most, refused):
+  residual = transfer.Residual()
+  limits = transfer.Limits(max_tokens=most)
+  ids = transfer.encode(payload, SENTENCEPIECE, limits, residual)
+  assert residual.refused == refused
+  assert residual.refused_bytes == dict.fromkeys(refused, len(payload))
+  assert (residual.rollouts, residual.payload_bytes) == (1, len(payload))
+  assert (ids is None) == bool(refused)
+  if ids is not None:
+    assert ids.dtype == np.int32
+    assert SENTENCEPIECE.decode(ids) == payload
+    assert ids.tolist().index(SENTENCEPIECE.eos_id) == len(ids) - 1
+
+
 def test_residuals_add_up():
   total = transfer.Residual()
   pad = 0

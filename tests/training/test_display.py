@@ -78,11 +78,13 @@ def test_the_end_shows_the_mean_and_what_was_lost():
     chunks={'1:1': 3, '1:n': 1, 'n:1': 0, 'n:m': 0},
   )
   shown = console()
-  display.show_end(shown, summary, {'a->b': residual}, 'runs/mine')
+  texts = transfer.Residual(rollouts=5)
+  residuals = {'a->b': residual, 'b->a': texts}
+  display.show_end(shown, summary, residuals, 'runs/mine')
   text = shown.file.getvalue()
   for part in ('37.5', '62.5', '+25.0', '1,200', '3.0', '1,000 used',
                '200 tokenizer', '1.2 s', 'b->c', '7 acknowledged', '2 too_long',
-               '75% 1:1, 25% 1:n', '80.0%', 'runs/mine'):  # fmt: skip
+               '75% 1:1, 25% 1:n', '80.0%', 'texts only', 'runs/mine'):  # fmt: skip
     assert part in text
 
 

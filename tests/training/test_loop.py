@@ -15,6 +15,7 @@ import pytest
 from rich import console as console_lib
 
 from mrl_jax import checks
+from mrl_jax.rewards import verify
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import checkpoint
 from mrl_jax.training import job as job_lib
@@ -244,6 +245,85 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
   assert untimed(summary) == untimed(finished[0])
 
 
+@pytest.fixture
+def half_are_right(monkeypatch):
+  """So that policies that have learnt nothing have something to learn."""
+
+  def verify_length(text, gold, marker):
+    del gold, marker
+    return 'correct' if len(text) % 2 else 'wrong'
+
+  monkeypatch.setattr(verify, 'verify', verify_length)
+
+
+EVERYTHING = {
+  'method': 'hacpo',
+  'method.kl_weight': 0.1,
+  'method.entropy_weight': 0.01,
+  'method.correction.level': 'token',
+  'sample.refills': 1,
+  'reward.overlong_tokens': 3,
+  'train.rounds': 3,
+}
+
+
+def test_whatever_a_method_keeps_is_resumed_too(
+  folder, half_are_right, monkeypatch
+):
+  summary, workdir, _ = run(folder, 'everything', **EVERYTHING)
+  rows = metrics(workdir)
+  assert any(row['rollouts'] > 8 * 4 for row in rows)  # It did refill.
+  for row in rows:
+    assert row['peer_rows'] + row['peer_rows_refused'] == 8 * 4
+    assert row['own']['kl'] >= 0
+    assert row['mismatch']['max_ratio'] < 1.01
+  assert rows[0]['own']['kl'] < rows[-1]['own']['kl']  # It moves away.
+  save = progress.save
+
+  def save_and_stop(job, progress, checkpoints):
+    save(job, progress, checkpoints)
+    if progress.rounds == 2:
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr(progress, 'save', save_and_stop)
+  with pytest.raises(KeyboardInterrupt):
+    run(folder, 'everything-cut', **EVERYTHING)
+  monkeypatch.setattr(progress, 'save', save)
+  again, cut, _ = run(folder, 'everything-cut', **EVERYTHING)
+  assert metrics(cut) == rows
+  assert untimed(again) == untimed(summary)
+  for mine, theirs in zip(
+    restored(folder, cut, **EVERYTHING),
+    restored(folder, workdir, **EVERYTHING),
+    strict=True,
+  ):
+    jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
+@pytest.mark.parametrize(
+  ('method', 'changes'),
+  [
+    ('sgt', {}),
+    ('graft', {'method.graft.admission': 'all', 'method.which': 'all'}),
+  ],
+)
+def test_a_method_learns_from_what_peers_gave(
+  folder, half_are_right, method, changes
+):
+  _, workdir, shown = run(
+    folder, f'of-{method}', method=method, **{'train.rounds': 2, **changes}
+  )
+  rows = metrics(workdir)
+  assert any(row['peer_rows'] for row in rows)
+  for row in rows:
+    assert ('peer' in row) == (row['peer_rows'] > 0)
+    # What replaces own rows is trained on in their place.
+    if method == 'graft':
+      assert 'own' not in row
+      assert row['peer']['ratio'] == pytest.approx(1.0, abs=0.2)
+  assert 'THL residual' in shown
+
+
 def test_what_is_in_the_cache_is_not_made_again(folder, finished):
   _, _, shown = run(folder, 'cached', **{'train.rounds': 1})
   assert 'warm start of llama: taken from' in shown
@@ -333,8 +413,9 @@ def test_a_journal_teaches_what_the_policy_itself_did(
 def test_records_that_are_all_about_other_prompts_are_told(caplog, of_use):
   logging.use_absl_handler()
   lesson = lesson_lib.Lesson(
-    own=[], peer=[], residuals={}, peer_records=of_use, peer_records_unused=40
-  )
+    own=[], peer=[], order=[], residuals={}, metrics={}, peer_records=of_use,
+    peer_records_unused=40,
+  )  # fmt: skip
   with caplog.at_level('WARNING', logger='absl'):
     loop.tell_of_strangers('llama', lesson, round=0)
   told = 'llama can use none of the 40 records' in caplog.text
@@ -377,6 +458,37 @@ def test_one_policy_alone_is_grpo_whatever_the_method(folder):
     loop.run(small, workdir, console_lib.Console(file=io.StringIO()))
     alone.append(metrics(workdir))
   assert alone[0] == alone[1] == alone[2]
+
+
+def test_a_policy_that_listens_to_nobody_learns_as_alone_with_grpo(
+  folder, monkeypatch
+):
+  # Some gradient, however little it has learnt.
+  changes = {'policies.llama.listens_to': (), 'reward.weights.format': 1.0}
+  changes |= {'train.rounds': 2}
+  _, workdir, _ = run(folder, 'teacher', **changes)
+  rows = {'gemma': [], 'llama': []}
+  for row in metrics(workdir):
+    rows[row['policy']].append(row)
+  assert [row['peer_records'] for row in rows['llama']] == [0, 0]
+  assert [row['peer_records'] for row in rows['gemma']] == [40, 40]
+  assert any(row['grad_norm'] for row in rows['llama'])
+  states, _ = restored(folder, workdir, **changes)
+
+  half = jax.devices()[:4]  # As many as llama had beside gemma.
+  monkeypatch.setattr(jax, 'devices', lambda: half)
+  alone = config(folder, 'grpo', **changes)
+  with alone.unlocked():
+    del alone.policies['gemma']
+    del alone.see.peers['gemma']
+  workdir = os.fspath(folder / 'without-listeners')
+  loop.run(alone, workdir, console_lib.Console(file=io.StringIO()))
+  assert metrics(workdir) == rows['llama']
+  job = job_lib.build(alone, workdir)
+  checkpoints = checkpoint.Checkpoints(os.path.join(workdir, 'checkpoints'), 2)
+  by_itself, _ = checkpoints.restore({'llama': job.workers['llama'].state})
+  checkpoints.close()
+  assert_same(by_itself['llama'], states['llama'])
 
 
 @pytest.mark.slow

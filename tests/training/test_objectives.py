@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,12 +16,16 @@ ROWS = update.Rows(
   advantage_B1=jnp.array([[2.0], [-1.0]]),
   weight_BT=jnp.array([[0.2, 0.2, 0.2], [0.2, 0.2, 0.0]]),
   chunk_BT=jnp.array([[0, 1, 1], [0, 1, 0]]),
+  mini_batch_B1=jnp.array([[2.0], [2.0]]),
+  reference_logp_BT=SAMPLED,
 )
 
 
 def settings(**changes):
   method = base.get_config().method
-  method.update({'max_ratio': 1.5, 'dual_clip': 3.0, **changes})
+  method.update_from_flattened_dict(
+    {'prp.max_ratio': 1.5, 'dual_clip': 3.0, **changes}
+  )
   return method
 
 
@@ -36,12 +41,14 @@ def check(objective, expected_BT, expected_sums):
 def test_own_rows_have_ratios_by_token():
   # 2, .8, .5 with A = 2 and .5, 1.8 with A = -1, in bounds .8 and 1.28.
   check(
-    objectives.own(settings()),
+    objectives.own(settings(), 'token'),
     [[2.56, 1.6, 1.0], [-0.8, -1.8, 0.0]],
     {
       'tokens': 5,
       'ratio': 2 + 0.8 + 0.5 + 0.5 + 1.8,
       'ratio_square': 4 + 0.64 + 0.25 + 0.25 + 3.24,
+      'log_ratio': np.log(2 * 0.8 * 0.5 * 0.5 * 1.8),
+      'max_ratio': 2.0,
       'clipped': 2,  # 2 from above, and .5 from below where A < 0.
     },
   )
@@ -56,13 +63,18 @@ def test_peer_rows_have_ratios_by_chunk_and_truncated():
       'tokens': 5,
       'ratio': 1.5 + 0.4 + 0.4 + 0.5 + 1.5,
       'ratio_square': 2.25 + 0.16 + 0.16 + 0.25 + 2.25,
+      'log_ratio': np.log(1.5 * 0.4 * 0.4 * 0.5 * 1.5),
+      'max_ratio': 1.5,
       'clipped': 2,
+      'truncated': 2,
     },
   )
 
 
 def test_the_dual_clip_is_a_setting():
-  objective_BT, _ = objectives.own(settings(dual_clip=1.2))(LEARNER, ROWS)
+  objective_BT, _ = objectives.own(settings(dual_clip=1.2), 'token')(
+    LEARNER, ROWS
+  )
   np.testing.assert_allclose(objective_BT[1, 1], -1.2, rtol=1e-6)
 
 
@@ -70,3 +82,81 @@ def test_supervised_rows_are_as_likely_as_they_are():
   np.testing.assert_array_equal(
     objectives.log_likelihood(LEARNER, ROWS)[0], LEARNER
   )
+
+
+# The ratios of whole responses: (2 * .8 * .5)^(1/3) and (.5 * 1.8)^(1/2).
+SEQUENCE = (0.8 ** (1 / 3), 0.9**0.5)
+
+
+def test_own_rows_may_have_ratios_of_whole_responses():
+  first, second = SEQUENCE
+  check(
+    objectives.own(settings(clip_low=0.2), 'sequence'),
+    [[2 * first] * 3, [-second, -second, 0.0]],
+    {
+      'tokens': 5,
+      'ratio': 3 * first + 2 * second,
+      'ratio_square': 3 * first**2 + 2 * second**2,
+      'log_ratio': np.log(0.8 * 0.9),
+      'max_ratio': second,
+      'clipped': 0,
+    },
+  )
+
+
+def test_the_penalty_keeps_own_rows_near_the_reference():
+  # k1 is the log-ratio of each token.
+  objective = objectives.own(settings(kl_weight=0.5, kl_form='k1'), 'token')
+  plain_BT, _ = objectives.own(settings(), 'token')(LEARNER, ROWS)
+  objective_BT, sums = objective(LEARNER, ROWS)
+  np.testing.assert_allclose(
+    plain_BT - objective_BT, 0.5 * (LEARNER - SAMPLED), rtol=1e-5, atol=1e-7
+  )
+  np.testing.assert_allclose(sums['kl'], np.log(0.8 * 0.9), rtol=1e-5)
+
+
+def test_stepwise_rows_have_bounds_that_rise_with_the_mini_batch():
+  # In the third mini-batch the bounds are .8 + 2 * .05 = .9 and 1; the ratios
+  # are .928 and .949, and alpha = 1 squares them.
+  first, second = SEQUENCE
+  hacpo = {'hacpo.delta': 0.2, 'hacpo.delta_step': 0.05, 'hacpo.alpha': 1.0}
+  objective_BT, sums = objectives.stepwise(settings(**hacpo))(LEARNER, ROWS)
+  np.testing.assert_allclose(objective_BT[0], 2 * first**2, rtol=1e-6)
+  np.testing.assert_allclose(objective_BT[1, :2], -(second**2), rtol=1e-6)
+  assert sums['clipped'] == 0
+  hacpo['hacpo.delta_step'] = 0.07  # Now .94.
+  objective_BT, sums = objectives.stepwise(settings(**hacpo))(LEARNER, ROWS)
+  np.testing.assert_allclose(objective_BT[0], 2 * 0.94**2, rtol=1e-6)
+  assert sums['clipped'] == 3
+
+
+def test_without_its_mechanisms_hacpo_on_peers_is_an_unclipped_gspo():
+  off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
+  wide = settings(clip_low=1.0, clip_high=1e9, dual_clip=0.0)
+  for x, y in zip(
+    objectives.stepwise(off)(LEARNER, ROWS),
+    objectives.own(wide, 'sequence')(LEARNER, ROWS),
+    strict=True,
+  ):
+    jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+def test_grafted_rows_are_as_own_ones_by_token():
+  for x, y in zip(
+    objectives.grafted(settings())(LEARNER, ROWS),
+    objectives.own(settings(), 'token')(LEARNER, ROWS),
+    strict=True,
+  ):
+    jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+def test_luffy_and_sgt_read_the_learners_probabilities_only():
+  shaped = objectives.shaped(settings())
+  check(
+    shaped,
+    [[2 * 5 / 6, 2 * 4 / 5, 2 * 0.25 / 0.35], [-5 / 6, -0.9, 0.0]],
+    {'tokens': 5},
+  )
+  logp_BT, sums = objectives.nll(settings())(LEARNER, ROWS)
+  np.testing.assert_array_equal(logp_BT, LEARNER)
+  np.testing.assert_allclose(sums['logp'], np.log(0.05 * 0.45), rtol=1e-6)

@@ -98,6 +98,19 @@ def test_what_a_journal_says_reaches_the_others_and_is_written_down(tmp_path):
   assert mine.tokenizer() == llama.to_json()
 
 
+@pytest.mark.parametrize(('listed', 'heard'), [((), 0), (('gemma',), 1)])
+def test_the_config_says_who_listens(tmp_path, listed, heard):
+  config = examples.run_config(**{'policies.llama.listens_to': listed})
+  found = peers.check(config, KINDS, TOKENIZERS)
+  node = peers.connect(
+    config, KINDS, TOKENIZERS, found, run='run', folder=os.fspath(tmp_path)
+  )
+  theirs = examples.group([1.0], policy='gemma', encoder=TOKENIZERS['gemma'])
+  node.endpoints['gemma'].publish(0, [xgrpo.group_stats(theirs)])
+  assert len(node.endpoints['llama'].collect(0, KINDS)) == heard
+  node.close()
+
+
 def test_a_port_that_is_taken_is_told(tmp_path):
   changes = {
     'see.peers.gemma.address': exchanges.free_address(),

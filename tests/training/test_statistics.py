@@ -22,7 +22,9 @@ def lesson(peer=()):
   return lesson_lib.Lesson(
     own=own,
     peer=peer,
+    order=(0, 1),
     residuals={'b': residual},
+    metrics={'rescue_rate': 0.5},
     peer_records=5,
     peer_records_unused=1,
   )
@@ -31,13 +33,19 @@ def lesson(peer=()):
 def update(part, **sums):
   sums = {
     'tokens': 4.0, 'ratio': 8.0, 'ratio_square': 20.0, 'clipped': 1.0,
-    'loss': -0.5, **sums,
+    'log_ratio': -2.0, 'max_ratio': 3.0, 'loss': -0.5, **sums,
   }  # fmt: skip
   return {f'{part}/{name}': np.float32(v) for name, v in sums.items()}
 
 
 def of_round(updates, **given):
-  fields = {'exchanged': {}, 'exchange_seconds': {}, 'seconds': 1.0, **given}
+  fields = {
+    'rollouts': 4,
+    'exchanged': {},
+    'exchange_seconds': {},
+    'seconds': 1.0,
+    **given,
+  }
   return statistics.of_round(GROUPS, lesson(), updates, **fields)
 
 
@@ -49,6 +57,11 @@ def test_means_over_the_round():
   assert row['response_length'] == (5 + 5 + 4 + 4) / 4
   assert row['stopped'] == 0.5
   assert row['all_fail_groups'] == 0.5
+  assert row['zero_signal_groups'] == 0.5
+  assert row['rollouts'] == 4
+  # The log-probabilities of n tokens are -1/8 ... -n/8.
+  assert row['entropy'] == pytest.approx((15 + 15 + 10 + 10) / 18 / 8)
+  assert row['rescue_rate'] == 0.5
   assert row['rows_with_signal'] == 0.25
   assert row['grad_norm'] == 1.5
   assert (row['peer_records'], row['peer_rows']) == (5, 0)
@@ -85,6 +98,7 @@ def test_ratios_are_means_over_the_tokens_of_all_updates():
   assert row['own']['ratio_second_moment'] == 40 / 16
   assert row['own']['clip_fraction'] == 2 / 16
   assert row['own']['loss'] == -0.5
+  assert row['own']['max_ratio'] == 3.0
   assert row['peer']['ess_fraction'] == pytest.approx(8**2 / (20 * 4))
 
 
@@ -92,3 +106,22 @@ def test_ratios_that_all_vanished_are_not_a_division_by_zero():
   updates = [{**update('peer', ratio=0.0, ratio_square=0.0), 'grad_norm': 1.0}]
   row = of_round(updates)
   assert row['peer']['ess_fraction'] == 0.0
+
+
+def test_the_first_update_tells_how_sampler_and_trainer_differ():
+  updates = [
+    {**update('own'), 'grad_norm': 1.0},
+    {**update('own', log_ratio=9.0, max_ratio=9.0), 'grad_norm': 1.0},
+  ]
+  assert of_round(updates)['mismatch'] == {
+    'kl': 0.5,
+    'max_ratio': 3.0,
+    'ess_fraction': pytest.approx(8**2 / (20 * 4)),
+  }
+  assert 'mismatch' not in of_round([{'grad_norm': 1.0}])
+
+
+def test_parts_without_ratios_say_what_they_have():
+  sums = {'peer/tokens': 4.0, 'peer/logp': -2.0, 'peer/loss': 0.1}
+  row = of_round([{**sums, 'grad_norm': 1.0}])
+  assert row['peer'] == {'loss': 0.1, 'logp': -0.5}

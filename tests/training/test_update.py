@@ -70,6 +70,7 @@ def rows(micro=1, size=8, seed=0) -> update.Rows:
     'advantage_B1': rng.normal(size=(size, 1)).astype(np.float32),
     'weight_BT': weight_BT.astype(np.float32),
     'chunk_BT': np.tile(np.arange(LENGTH, dtype=np.int32), (size, 1)),
+    'mini_batch_B1': np.zeros((size, 1), np.float32),
   }
   return update.Rows(
     **{k: x.reshape(micro, -1, *x.shape[1:]) for k, x in flat.items()}
@@ -117,8 +118,8 @@ def test_padding_and_rows_of_no_weight_change_nothing():
   more = rows()
   padded = update.Rows(
     **{
-      name: np.concatenate([getattr(more, name), 0 * getattr(more, name)], 1)
-      for name in more.__dataclass_fields__
+      name: x if x is None else np.concatenate([x, 0 * x], 1)
+      for name, x in vars(more).items()
     }
   )
   again, _ = run((1, 1, 1), {'own': padded})
@@ -171,3 +172,89 @@ def test_what_is_to_be_maximised_rises_and_the_loss_is_its_negative():
     assert statistics['own/loss'] == pytest.approx(-seen[-1])
   assert seen == sorted(seen)
   assert seen[-1] > seen[0] + 0.1
+
+
+def test_entropy_is_a_bonus_where_it_has_a_weight():
+  def nothing(logp_BT, rows):
+    del rows
+    return 0 * logp_BT, {}
+
+  place = mesh(1, 1, 1)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  entropies = {}
+  for weight in (0.0, 0.5):
+    step = update.build(
+      MODEL, OPTIMIZER, place, {'own': nothing}, 64, entropy_weight=weight
+    )
+    state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
+    entropies[weight] = []
+    for _ in range(3):
+      state, statistics = step(state, {'own': rows()})
+      # The weights sum to 1, so that this is a mean over tokens.
+      entropies[weight].append(-float(statistics['own/loss']) / 0.5)
+  assert entropies[0.0] == [0.0] * 3
+  assert 0 < entropies[0.5][0] < np.log(MODEL.vocab_size)
+  assert entropies[0.5] == sorted(set(entropies[0.5]))
+
+
+def test_some_statistics_are_maxima():
+  def spread(logp_BT, rows):
+    return logp_BT, {
+      'max_advantage': rows.advantage_B1.max(),
+      'advantage': rows.advantage_B1.sum(),
+    }
+
+  place = mesh(1, 1, 1)
+  step = update.build(MODEL, OPTIMIZER, place, {'own': spread}, 64)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
+  _, statistics = step(state, {'own': rows(4)})
+  advantages = rows(4).advantage_B1
+  np.testing.assert_allclose(
+    statistics['own/max_advantage'], advantages.max(), rtol=1e-6
+  )
+  np.testing.assert_allclose(
+    statistics['own/advantage'], advantages.sum(), rtol=1e-5
+  )
+
+
+def test_the_reference_stays_as_the_policy_was():
+  place = mesh(1, 4, 2)
+  step = update.build(
+    MODEL, OPTIMIZER, place, {'own': surrogate}, 64, reference=True
+  )
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  before = jax.device_get(params)
+  state = state_lib.fresh(params, MODEL, OPTIMIZER, place, reference=True)
+  state, _ = step(state, {'own': rows()})
+  for x, y, z in zip(
+    *map(jax.tree.leaves, (before, state.reference, state.params)), strict=True
+  ):
+    np.testing.assert_array_equal(x, y)
+    assert y.sharding == z.sharding
+  assert any(
+    (x != y).any()
+    for x, y in zip(
+      jax.tree.leaves(before),
+      jax.tree.leaves(jax.device_get(state.params)),
+      strict=True,
+    )
+  )
+
+
+def test_scores_are_those_that_the_update_sees():
+  place = mesh(1, 4, 2)
+  seen = update.build_scorer(MODEL, place, 64)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  packed = rows(2)
+  with jax.set_mesh(place):
+    logp_MBT = seen(params, packed)
+  assert logp_MBT.shape == packed.old_logp_BT.shape
+
+  def total(logp_BT, rows):
+    return logp_BT, {'logp': logp_BT.sum()}
+
+  step = update.build(MODEL, OPTIMIZER, place, {'own': total}, 64)
+  state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
+  _, statistics = step(state, {'own': packed})
+  np.testing.assert_allclose(statistics['own/logp'], logp_MBT.sum(), rtol=1e-5)

@@ -4,8 +4,8 @@ import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import records
+from mrl_jax.sharing import carry
 from mrl_jax.sharing import lesson as lesson_lib
-from mrl_jax.sharing import prp
 from mrl_jax.thl import transfer
 from tests import examples
 from tests import workers
@@ -26,6 +26,16 @@ def sample(prompts=PROMPTS, key=0):
     prompts, 3, jax.random.key(key), 1.0
   )
   return workers.worker().finish_sampling(sampling, judge, run='run', round=7)
+
+
+def learner(prompts=PROMPTS):
+  return workers.worker().learner(
+    prompts,
+    judge,
+    transfer.Limits(max_tokens=6),
+    rng=np.random.default_rng(0),
+    ratios={},
+  )
 
 
 def test_rollouts_are_sound_and_say_where_they_come_from():
@@ -81,8 +91,7 @@ def test_a_number_of_prompts_that_the_mesh_does_not_divide_is_filled_up():
 def test_learning_changes_the_policy_and_its_version():
   groups = sample()
   method = algorithms.build(examples.run_config().method)
-  limits = transfer.Limits(max_tokens=6)
-  lesson = method.lesson(groups, [], workers.worker().tokenizer, limits)
+  lesson = method.lesson(groups, [], learner())
   version = groups[0][0].header.version
   before = jax.device_get(workers.worker().state.params)
   (statistics,) = workers.worker().update(PROMPTS, lesson)
@@ -111,14 +120,12 @@ def test_a_peers_response_follows_the_prompt_as_the_learner_renders_it(
   peer = examples.rollout(
     b'= 9', encoder=examples.tokenizer('sentencepiece'), policy='b', prompt='p1'
   )
-  rows, residuals = prp.carry(
-    [(1, peer, 1.0)], worker.tokenizer, transfer.Limits(max_tokens=6)
-  )
+  _, carried = carry.rows([carry.Selected(1, peer, 1.0)], learner())
   worker.update(
     PROMPTS[:2],
     lesson_lib.Lesson(
-      own=[], peer=rows, residuals=residuals, peer_records=1,
-      peer_records_unused=0,
+      own=[], peer=carried.rows, order=[0, 1], residuals={}, metrics={},
+      peer_records=1, peer_records_unused=0,
     ),
   )  # fmt: skip
   part = seen[0]['peer']
@@ -140,3 +147,27 @@ def test_an_empty_completion_is_a_legal_rollout():
   )
   assert (group[0].payload, group[0].reward) == (b'', 0.0)
   assert records.fault(group[0]) is None
+
+
+def test_scores_are_what_the_sampler_gave_at_temperature_one():
+  rows = [
+    lesson_lib.own_row(p, rollout, 1.0)
+    for p, group in enumerate(sample())
+    for rollout in group
+  ]
+  for row, logp in zip(rows, learner().score(rows, False), strict=True):
+    np.testing.assert_allclose(logp, row.old_logp, atol=1e-5)
+  assert learner().score([], False) == []
+
+
+def test_a_learner_verifies_with_its_own_judge():
+  assert learner().verify(0, b'odd', 'stop')
+  assert not learner().verify(0, b'even', 'stop')
+
+
+def test_long_completions_are_punished_where_asked(monkeypatch):
+  monkeypatch.setattr(workers.worker(), '_overlong_tokens', 2)
+  for group in sample():
+    for rollout in group:
+      expected = len(rollout.payload) % 2 - max(len(rollout.ids) - 4, 0) / 2
+      assert rollout.reward == expected

@@ -1,0 +1,25 @@
+"""DAPO: GRPO that samples on where a whole group fails or succeeds.
+
+  python launch/tpu_pod.py --config=configs/dapo.py
+
+https://arxiv.org/abs/2503.14476: the asymmetric clip, the mean over tokens,
+dynamic sampling, and the soft punishment of length. Policies exchange nothing.
+A round may sample three times as much as one of GRPO: compare at equal
+rollouts, by the metric of that name.
+
+TIME
+
+To vary: sample.refills (0 is GRPO's rollouts), reward.overlong_tokens,
+train.mask_truncated.
+"""
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.method.name = 'grpo'
+  config.method.dual_clip = 0.0
+  config.sample.refills = 2
+  config.reward.overlong_tokens = 3
+  return config

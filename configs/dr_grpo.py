@@ -1,0 +1,22 @@
+"""Dr. GRPO: GRPO without its deviation and its mean over a response's tokens.
+
+  python launch/tpu_pod.py --config=configs/dr_grpo.py
+
+https://arxiv.org/abs/2503.20783. Policies exchange nothing.
+
+TIME
+
+To vary: method.leave_one_out, method.scale, train.aggregation.
+"""
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.method.name = 'grpo'
+  config.method.scale = 'none'
+  config.method.clip_high = 0.2
+  config.method.dual_clip = 0.0
+  config.train.aggregation = 'constant'
+  return config

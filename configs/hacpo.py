@@ -1,0 +1,23 @@
+"""HACPO: all share all rollouts, weighed by how able each policy is.
+
+  python launch/tpu_pod.py --config=configs/hacpo.py
+
+https://arxiv.org/abs/2603.02604, on GSPO, with the settings of its authors
+(delta, delta_step and alpha differ from pair to pair there).
+
+TIME
+
+To vary: method.baseline=pooled, method.hacpo.capability_weight=False,
+method.hacpo.alpha=0 and method.hacpo.clip=False leave out its four mechanisms;
+method.clip_low and clip_high.
+"""
+
+from configs import gspo
+
+
+def get_config():
+  config = gspo.get_config()
+  config.method.name = 'hacpo'
+  config.method.scale = 'unbiased_std'
+  config.method.kl_weight = 1e-3
+  return config
