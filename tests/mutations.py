@@ -1,0 +1,331 @@
+"""Breaks the formulas one by one, and tells which tests notice.
+
+  python tests/mutations.py            # all of them, some minutes
+  python tests/mutations.py gspo graft # those of which the name has this
+
+Each edit is made in a copy of the repository, in which the tests named beside
+it are run. It exits with an error if one edit was noticed by none.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Mutation(NamedTuple):
+  """An edit: `old`, which is in `file` exactly once, becomes `new`."""
+
+  name: str
+  file: str
+  old: str
+  new: str
+  tests: tuple[str, ...]
+
+
+_LOSSES = 'mrl_jax/losses/'
+_SHARING = 'mrl_jax/sharing/'
+
+MUTATIONS = (
+  Mutation(
+    'sign of the advantage',
+    _SHARING + 'grpo.py',
+    'difference_PG = rewards_PG - mean_P1',
+    'difference_PG = mean_P1 - rewards_PG',
+    ('tests/sharing/test_grpo.py',),
+  ),
+  Mutation(
+    'sign of the loss',
+    'mrl_jax/training/update.py',
+    'return -jnp.sum(micro.weight_BT * objective_BT)',
+    'return jnp.sum(micro.weight_BT * objective_BT)',
+    ('tests/training/test_update.py',),
+  ),
+  Mutation(
+    'leave-one-out of n rewards',
+    _SHARING + 'grpo.py',
+    'count_P1 / np.maximum(count_P1 - 1, 1)',
+    'count_P1 / np.maximum(count_P1, 1)',
+    ('tests/sharing/test_grpo.py',),
+  ),
+  Mutation(
+    'peers left out of the pooled baseline',
+    _SHARING + 'xgrpo.py',
+    'return grpo.baseline(sum(peers.values(), own_P3))',
+    'return grpo.baseline(own_P3)',
+    ('tests/sharing/test_xgrpo.py',),
+  ),
+  Mutation(
+    'GRPO clip bounds swapped',
+    _LOSSES + 'grpo.py',
+    'jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)',
+    'jnp.clip(ratio_BT, 1 - clip_high, 1 + clip_low)',
+    ('tests/losses/test_grpo.py',),
+  ),
+  Mutation(
+    'GRPO maximum for minimum',
+    _LOSSES + 'grpo.py',
+    'jnp.minimum(ratio_BT * advantage_B1, clipped_BT * advantage_B1)',
+    'jnp.maximum(ratio_BT * advantage_B1, clipped_BT * advantage_B1)',
+    ('tests/losses/test_grpo.py',),
+  ),
+  Mutation(
+    'mask dropped from the weights',
+    'mrl_jax/training/batch.py',
+    'weight * row.weight * row.mask',
+    'weight * row.weight',
+    ('tests/training/test_batch.py',),
+  ),
+  Mutation(
+    'mask dropped from the scores',
+    'mrl_jax/models/logps.py',
+    'jnp.where(valid_BS[:, -length:], x_BT, 0.0)',
+    'x_BT',
+    ('tests/models/test_logps.py',),
+  ),
+  Mutation(
+    'mean over T instead of tokens',
+    'mrl_jax/training/batch.py',
+    "'token_mean': lambda length, rows, tokens, longest: 1 / tokens",
+    "'token_mean': lambda length, rows, tokens, longest: 1 / (rows * longest)",
+    ('tests/training/test_batch.py',),
+  ),
+  Mutation(
+    'GSPO mean over T instead of tokens',
+    _LOSSES + 'gspo.py',
+    'length_B1 = jnp.maximum(mask_BT.sum(1, keepdims=True), 1)',
+    'length_B1 = logp_BT.shape[1]',
+    ('tests/losses/test_gspo.py',),
+  ),
+  Mutation(
+    'GSPO length normalisation removed',
+    _LOSSES + 'gspo.py',
+    'difference_BT.sum(1, keepdims=True) / length_B1',
+    'difference_BT.sum(1, keepdims=True)',
+    ('tests/losses/test_gspo.py',),
+  ),
+  Mutation(
+    'GSPO stop-gradient dropped',
+    _LOSSES + 'gspo.py',
+    'constant_BT = jax.lax.stop_gradient(logp_BT)',
+    'constant_BT = logp_BT',
+    ('tests/losses/test_gspo.py',),
+  ),
+  Mutation(
+    'PRP stop-gradient dropped',
+    _LOSSES + 'prp.py',
+    'jax.lax.stop_gradient(logp_BT) - behaviour_logp_BT',
+    'logp_BT - behaviour_logp_BT',
+    ('tests/losses/test_prp.py',),
+  ),
+  Mutation(
+    'PRP truncation off',
+    _LOSSES + 'prp.py',
+    'jnp.exp(jnp.minimum(log_ratio_BT, jnp.log(max_ratio)))',
+    'jnp.exp(log_ratio_BT)',
+    ('tests/losses/test_prp.py',),
+  ),
+  Mutation(
+    'PRP denominators never recomputed',
+    _SHARING + 'prp.py',
+    'row._replace(old_logp=logp)',
+    'row',
+    ('tests/sharing/test_prp.py',),
+  ),
+  Mutation(
+    'SGT gate always open',
+    _SHARING + 'select.py',
+    'if not own.successes_P[offer.prompt]\n',
+    'if True\n',
+    ('tests/sharing/test_select.py', 'tests/test_algorithms.py'),
+  ),
+  Mutation(
+    'SGT without verification',
+    _SHARING + 'select.py',
+    '    and honest(offer, learner)\n',
+    '',
+    ('tests/sharing/test_select.py',),
+  ),
+  Mutation(
+    'SGT weight ignored',
+    _SHARING + 'sgt.py',
+    'weight=settings.sgt.weight',
+    'weight=1.0',
+    ('tests/sharing/test_sgt.py',),
+  ),
+  Mutation(
+    'HACPO weight inverted',
+    _SHARING + 'hacpo.py',
+    'weight = 1 / learner.ratios[peer]',
+    'weight = learner.ratios[peer]',
+    ('tests/sharing/test_hacpo.py',),
+  ),
+  Mutation(
+    'HACPO baseline ratio inverted',
+    _SHARING + 'capability.py',
+    'able[learner] / able[name]',
+    'able[name] / able[learner]',
+    ('tests/sharing/test_capability.py',),
+  ),
+  Mutation(
+    'HACPO stepwise clip off',
+    _LOSSES + 'hacpo.py',
+    'inside_BT = (ratio_BT >= low_B1) & (ratio_BT <= high)',
+    'inside_BT = ratio_BT >= -jnp.inf',
+    ('tests/losses/test_hacpo.py',),
+  ),
+  Mutation(
+    'HACPO lower bound without steps',
+    _LOSSES + 'hacpo.py',
+    '1 - delta + mini_batch_B1 * delta_step',
+    '1 - delta + 0 * mini_batch_B1',
+    ('tests/losses/test_hacpo.py',),
+  ),
+  Mutation(
+    'HACPO stop-gradient of the weight dropped',
+    _LOSSES + 'hacpo.py',
+    'clipped_BT = jax.lax.stop_gradient(jnp.clip(ratio_BT, low_B1, high))',
+    'clipped_BT = jnp.clip(ratio_BT, low_B1, high)',
+    ('tests/losses/test_hacpo.py',),
+  ),
+  Mutation(
+    'GRAFT order',
+    _SHARING + 'graft.py',
+    "{'last': 1, 'first': -1, 'uniform': 0}",
+    "{'last': -1, 'first': 1, 'uniform': 0}",
+    ('tests/sharing/test_graft.py',),
+  ),
+  Mutation(
+    'GRAFT gate',
+    _SHARING + 'graft.py',
+    'compatibility_B > graft.floor',
+    'compatibility_B < graft.floor',
+    ('tests/sharing/test_graft.py',),
+  ),
+  Mutation(
+    'GRAFT weight above one',
+    _SHARING + 'graft.py',
+    'float(min(s, 1.0))',
+    'float(s)',
+    ('tests/sharing/test_graft.py',),
+  ),
+  Mutation(
+    'GRAFT balance',
+    _SHARING + 'select.py',
+    'if 0 < back < len(ranked):',
+    'if False:',
+    ('tests/sharing/test_select.py',),
+  ),
+  Mutation(
+    'GRAFT ties cut',
+    _SHARING + 'select.py',
+    'ranked = [offer for offer in ranked if offer.successes >= least]',
+    'ranked = ranked[:back]',
+    ('tests/sharing/test_select.py',),
+  ),
+  Mutation(
+    'GRAFT beside the group it replaces',
+    'mrl_jax/algorithms.py',
+    'if self.how and self.how.replaces:',
+    'if False:',
+    ('tests/test_algorithms.py',),
+  ),
+  Mutation(
+    'off by one in the shift',
+    'mrl_jax/models/logps.py',
+    'hidden_BSD[:, -length - 1 : -1]',
+    'hidden_BSD[:, -length:]',
+    ('tests/models/test_logps.py',),
+  ),
+  Mutation(
+    'KL against the old policy',
+    'mrl_jax/training/objectives.py',
+    'kl.estimate(logp_BT, rows.reference_logp_BT, settings.kl_form)',
+    'kl.estimate(logp_BT, logp_BT, settings.kl_form)',
+    ('tests/training/test_objectives.py',),
+  ),
+  Mutation(
+    'KL as a bonus',
+    'mrl_jax/training/objectives.py',
+    'objective_BT -= settings.kl_weight * kl_BT',
+    'objective_BT += settings.kl_weight * kl_BT',
+    ('tests/training/test_objectives.py',),
+  ),
+  Mutation(
+    'correction inverted',
+    _SHARING + 'correction.py',
+    'trainer_logp.astype(np.float64) - sampler_logp',
+    'sampler_logp.astype(np.float64) - trainer_logp',
+    ('tests/sharing/test_correction.py',),
+  ),
+)
+
+
+def apply(mutation: Mutation, root: pathlib.Path) -> None:
+  """Edits the file of a copy; the text must be there exactly once."""
+  path = root / mutation.file
+  text = path.read_text()
+  found = text.count(mutation.old)
+  if found != 1:
+    raise ValueError(
+      f'{mutation.name}: {mutation.old!r} is {found} times in {mutation.file}'
+    )
+  path.write_text(text.replace(mutation.old, mutation.new))
+
+
+def caught_by(mutation: Mutation) -> list[str]:
+  """The tests that fail on a copy with this edit."""
+  with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder) / 'copy'
+    for name in ('mrl_jax', 'configs', 'tests'):
+      shutil.copytree(ROOT / name, root / name)
+    shutil.copy(ROOT / '.pytest.ini', root)
+    apply(mutation, root)
+    done = subprocess.run(
+      [
+        sys.executable,
+        '-m',
+        'pytest',
+        '-q',
+        '-rf',
+        '--no-header',
+        *mutation.tests,
+      ],
+      cwd=root,
+      # The copy, not the package that is installed.
+      env={**os.environ, 'PYTHONPATH': os.fspath(root)},
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  lines = done.stdout.splitlines()
+  failed = [line.split()[1] for line in lines if line.startswith('FAILED')]
+  if done.returncode not in (0, 1):  # Not a matter of passing or failing.
+    raise RuntimeError(f'{mutation.name}: pytest said\n{done.stdout}')
+  return failed
+
+
+def main() -> int:
+  wanted = [word.lower() for word in sys.argv[1:]]
+  survived = []
+  for mutation in MUTATIONS:
+    if wanted and not any(word in mutation.name.lower() for word in wanted):
+      continue
+    caught = caught_by(mutation)
+    print(f'{len(caught):3} caught {mutation.name}', flush=True)
+    for test in caught[:3]:
+      print(f'      {test}')
+    if not caught:
+      survived.append(mutation.name)
+  if survived:
+    print(f'Noticed by no test: {", ".join(survived)}')
+  return bool(survived)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
