@@ -58,17 +58,20 @@ class How(NamedTuple):
       offers where `reads` is 'outcome'.
     objective: what is maximised on these rows.
     reads: the kind of records that it takes them from.
+    needs: other kinds that it reads.
     advantage: of a rollout: the learner's, against its 'baseline', or the
       'source's own.
-    average: how tokens are averaged, of `batch.PEER_AVERAGES`.
+    average: how tokens are averaged, a name in `batch.PEER_AVERAGES`, by the
+      method's settings.
     replaces: whether rows take the place of the policy's own of that prompt.
   """
 
   carry: Callable
   objective: Callable
   reads: str = 'rollout'
+  needs: tuple[str, ...] = ()
   advantage: str = 'baseline'
-  average: str = 'joint'
+  average: Callable = lambda settings: 'joint'
   replaces: bool = False
 
 
@@ -105,8 +108,9 @@ BASELINES = {
 HOW = {
   'none': None,
   'ratio': How(prp.carry, objectives.peer_ratio),
-  'nll': How(sgt.carry, objectives.nll, reads='outcome', average='prompts'),
-  'hacpo': How(hacpo.carry, objectives.stepwise),
+  'nll': How(sgt.carry, objectives.nll, reads='outcome', average=sgt.average),
+  # Weights by capability need everybody's accuracy, whatever the baseline.
+  'hacpo': How(hacpo.carry, objectives.stepwise, needs=('group_stats',)),
   'graft': How(
     graft.carry, objectives.grafted, advantage='source', replaces=True
   ),
@@ -129,11 +133,10 @@ class Method:
   @property
   def kinds(self) -> frozenset[str]:
     """The kinds of records that policies publish and collect."""
-    reads = BASELINES[self.parts.baseline].reads
-    # Weights by capability need everybody's accuracy, whatever the baseline.
-    if self.parts.how == 'hacpo':
-      reads += ('group_stats',)
-    return frozenset(reads + ((self.how.reads,) if self.how else ()))
+    kinds = BASELINES[self.parts.baseline].reads
+    if self.how:
+      kinds += (self.how.reads, *self.how.needs)
+    return frozenset(kinds)
 
   @property
   def objectives(self) -> dict[str, update.Objective]:
@@ -144,9 +147,7 @@ class Method:
   @property
   def peer_average(self) -> str:
     """How tokens of peer rows are averaged; see `batch.PEER_AVERAGES`."""
-    if self.parts.how == 'nll' and self.settings.sgt.normaliser == 'rescue':
-      return 'rows'
-    return self.how.average if self.how else 'joint'
+    return self.how.average(self.settings) if self.how else 'joint'
 
   @property
   def reference(self) -> bool:
@@ -179,9 +180,12 @@ class Method:
     )
     carried = self._peers(groups, used, place, baseline, learner)
     taken = {row.prompt for row in carried.rows}
-    kept = range(len(groups)) if kept is None else kept
-    if self.how and self.how.replaces:
-      kept = [p for p in kept if p not in taken]
+    replaced = taken if self.how and self.how.replaces else ()
+    kept = [
+      p
+      for p in (range(len(groups)) if kept is None else kept)
+      if p not in replaced
+    ]
     own, metrics = self._own(
       groups, kept, self._advantages(rewards_PG, baseline), learner
     )
@@ -189,16 +193,14 @@ class Method:
       own=own,
       peer=carried.rows,
       order=graft.order(
-        sorted({*kept, *taken}),
-        taken if self.parts.how == 'graft' else (),
-        self.settings.graft.order,
+        sorted({*kept, *taken}), replaced, self.settings.graft.order
       ),
       residuals=carried.residuals,
       metrics={
         **metrics,
         **carried.metrics,
         **_reach(groups, used, place),
-        **{f'refused/{why}': n for why, n in learner.refused.items()},
+        **({'refused': {**learner.refused}} if learner.refused else {}),
       },
       peer_records=len(used),
       peer_records_unused=len(received) - len(used),

@@ -231,8 +231,8 @@ MUTATIONS = (
   Mutation(
     'GRAFT beside the group it replaces',
     'mrl_jax/algorithms.py',
-    'if self.how and self.how.replaces:',
-    'if False:',
+    'replaced = taken if self.how and self.how.replaces else ()',
+    'replaced = ()',
     ('tests/test_algorithms.py',),
   ),
   Mutation(

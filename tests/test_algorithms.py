@@ -296,7 +296,7 @@ def test_graft_keeps_a_group_of_which_no_substitute_is_compatible():
   lesson = learn('graft', publishes('graft', peers))
   same_rows(lesson.own, learn('grpo').own)
   assert list(lesson.peer) == []
-  assert lesson.metrics['refused/incompatible'] == 4
+  assert lesson.metrics['refused'] == {'incompatible': 4}
   assert lesson.metrics['admitted'] == 0.0
 
 
@@ -314,7 +314,7 @@ def test_hacpo_takes_everything_against_the_learners_own_baseline():
     [r.advantage for r in lesson.peer], [1.5, 1.5, -0.5, -0.5,
                                          -0.25, 1.75, 1.75, -0.25]
   )  # fmt: skip
-  assert lesson.metrics['capability/b'] == 2.0
+  assert lesson.metrics['capability'] == {'b': 2.0}
 
 
 def test_any_which_goes_with_any_how():

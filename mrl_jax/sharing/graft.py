@@ -54,8 +54,9 @@ def carry(
     )
     if admit
   ]
-  learner.refused['incompatible'] += len(pairs) - len(rows)
   metrics = {}
+  if len(rows) < len(pairs):
+    learner.refused['incompatible'] += len(pairs) - len(rows)
   if pairs:
     metrics = {
       'compatibility': float(np.median(compatibility)),

@@ -18,7 +18,8 @@ def carry(
 
   where each mean is over the policy's own tokens of the same text: every token
   of a row has the peer's mean as its denominator. The advantage is the
-  learner's, times w(j, k), the peer's capability relative to the learner's.
+  learner's, times w(j, k), the peer's capability relative to the learner's. A
+  peer that never told its accuracy has none; its rollouts are left out.
 
   HACPO, https://arxiv.org/abs/2603.02604, sec. 4.2.
 
@@ -33,8 +34,11 @@ def carry(
     peer = rollout.header.policy
     weight = 1.0
     if settings.hacpo.capability_weight:
+      if peer not in learner.ratios:
+        learner.refused['unknown_capability'] += 1
+        continue
       weight = 1 / learner.ratios[peer]
-    weights[f'capability/{peer}'] = weight
+    weights[peer] = weight
     mean = rollout.policy_logp.mean(dtype=np.float64)
     rows.append(
       row._replace(
@@ -42,4 +46,6 @@ def carry(
         advantage=weight * row.advantage,
       )
     )
-  return dataclasses.replace(carried, rows=rows, metrics=weights)
+  return dataclasses.replace(
+    carried, rows=rows, metrics={'capability': weights}
+  )

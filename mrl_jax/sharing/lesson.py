@@ -81,14 +81,14 @@ class Carried:
   Attributes:
     rows: to train on.
     residuals: what THL could not carry, by sender.
-    metrics: what else there is to say of how they were taken.
+    metrics: what else there is to say of how they were taken, by name, nested.
   """
 
   rows: Sequence[Row] = ()
   residuals: Mapping[str, transfer.Residual] = dataclasses.field(
     default_factory=dict
   )
-  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  metrics: Mapping = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Lesson:
     own, peer: rows by where they come from.
     order: prompts of the round that are trained on, in this order.
     residuals: what THL could not carry, by sender.
-    metrics: what else there is to say of how the lesson came about.
+    metrics: what else there is to say of how the lesson came about, nested.
     peer_records: of peers, that were about this round's prompts.
     peer_records_unused: of peers, that were about others.
   """
@@ -108,6 +108,6 @@ class Lesson:
   peer: Sequence[Row]
   order: Sequence[int]
   residuals: Mapping[str, transfer.Residual]
-  metrics: Mapping[str, float]
+  metrics: Mapping
   peer_records: int
   peer_records_unused: int

@@ -111,7 +111,8 @@ def honest(offer: offers_lib.Offer, learner: lesson.Learner) -> bool:
   right = all(
     learner.verify(offer.prompt, payload, 'stop') for payload in offer.right()
   )
-  learner.refused['false_success'] += not right
+  if not right:
+    learner.refused['false_success'] += 1
   return right
 
 

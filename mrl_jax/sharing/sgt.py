@@ -8,7 +8,14 @@ from mrl_jax.sharing import lesson
 from mrl_jax.sharing import offers as offers_lib
 from mrl_jax.thl import transfer
 
-NORMALISERS = ('batch', 'rescue')
+# How its terms are averaged in a mini-batch: over all prompts, so that they
+# fade as fewer are rescued, or over those that are (`batch.PEER_AVERAGES`).
+NORMALISERS = {'batch': 'prompts', 'rescue': 'rows'}
+
+
+def average(settings) -> str:
+  """The average that `config.method.sgt.normaliser` stands for."""
+  return NORMALISERS[settings.sgt.normaliser]
 
 
 def carry(

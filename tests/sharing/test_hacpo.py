@@ -28,10 +28,18 @@ def test_a_peer_twice_as_able_counts_twice():
   # The learner's capability is half the peer's: w(j, k) = 2.
   found = carried()
   assert found.rows[0].advantage == -1.5
-  assert found.metrics == {'capability/b': 2.0}
+  assert found.metrics == {'capability': {'b': 2.0}}
   assert carried(capability_weight=False).rows[0].advantage == -0.75
 
 
 def test_what_thl_lost_is_told():
   assert carried().residuals['b'].rollouts == 1
   assert carried().rows[0].weight == pytest.approx(1.0)
+
+
+def test_a_peer_whose_capability_nobody_knows_is_left_out_and_counted():
+  learner = examples.learner(RECEIVER, ratios={'a': 1.0})
+  selected = [carry.Selected(0, SENT, 1.0)]
+  settings = examples.run_config().method
+  assert not hacpo.carry(selected, learner, settings).rows
+  assert learner.refused == {'unknown_capability': 1}
