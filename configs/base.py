@@ -177,6 +177,9 @@ def method():
   config.how = ''
   config.baseline = ''
   config.ratio = ''  # 'token' or 'sequence'.
+  # Of each prompt, drawn at random; with 1, a round of many policies costs each
+  # of them what a round of two does. 0 is no bound.
+  config.max_peer_groups = 0
   config.peer_advantage = ''  # 'baseline' or 'source'; '' is that of `how`.
   # Advantages: what they are divided by ('std', 'unbiased_std', 'batch_std' or
   # 'none'), and whether a reward is compared with those of the others only.

@@ -2,6 +2,7 @@
 
 python launch/bench.py thl --json=thl.json
 python launch/bench.py see --response=4096
+python launch/bench.py policies --up_to=3
 """
 
 from importlib import metadata
@@ -13,6 +14,7 @@ import sys
 from absl import app
 from absl import flags
 from absl import logging
+import bench_policies
 import bench_see
 import bench_thl
 from rich import console as console_lib
@@ -21,8 +23,12 @@ from mrl_jax import checks
 from mrl_jax import files
 
 _JSON = flags.DEFINE_string('json', None, 'A file to write the figures to.')
-_LIBRARIES = ('numpy', 'msgspec', 'grpcio', 'tokenizers', 'torch', 'trl')
-BENCHMARKS = {'thl': bench_thl.run, 'see': bench_see.run}
+_LIBRARIES = ('numpy', 'jax', 'msgspec', 'grpcio', 'tokenizers', 'torch', 'trl')
+BENCHMARKS = {
+  'thl': bench_thl.run,
+  'see': bench_see.run,
+  'policies': bench_policies.run,
+}
 
 
 def _versions() -> str:

@@ -251,6 +251,7 @@ class Method:
       select.Own(successes_P, len(groups[0])),
       learner,
     )
+    chosen = select.at_most(chosen, self.settings.max_peer_groups, learner.rng)
     if not chosen:
       return lesson_lib.Carried()
     if self.how.reads == 'rollout':

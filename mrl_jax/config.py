@@ -264,6 +264,7 @@ _RANGES = {
   'method.clip_high': (0, None),
   'method.dual_clip': (0, None),
   'method.interpolation': (0, 1),
+  'method.max_peer_groups': (0, None),
   'method.kl_weight': (0, None),
   'method.entropy_weight': (0, None),
   'method.sgt.weight': (0, None),

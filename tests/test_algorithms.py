@@ -332,6 +332,18 @@ def test_any_which_goes_with_any_how():
       assert (len(prompts) == 1) or which == 'all' or how == 'nll'
 
 
+def test_a_policy_may_take_one_peers_group_a_prompt():
+  received = [
+    r
+    for peer in ('b', 'c', 'd')
+    for r in publishes('prp', groups(PEER_REWARDS, peer))
+  ]
+  assert len(learn('prp', received).peer) == 3 * 8
+  bounded = learn('prp', received, max_peer_groups=1)
+  assert [row.prompt for row in bounded.peer] == [0] * 4 + [1] * 4
+  same_rows(bounded.own, learn('prp', received).own)  # The baseline is all's.
+
+
 def test_some_prompts_may_be_kept_out_of_the_own_rows():
   lesson = method('grpo').lesson(
     groups(OWN_REWARDS), [], examples.learner(OWN), kept=[1]

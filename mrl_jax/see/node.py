@@ -58,8 +58,9 @@ class Node:
     ...            # node.endpoints['llama'].publish(...)
     node.close()
 
-  Everybody listens to everybody else: in memory within this process, over gRPC
-  to others, and to journals in place of policies that are not trained at all.
+  A policy listens to others of this process in memory, to those of other
+  processes over gRPC, and to journals in place of policies that are not trained
+  at all. It is sent, waits for and takes the records of nobody else.
 
   Attributes:
     endpoints: by policy.
@@ -71,6 +72,7 @@ class Node:
     limits: inbox_lib.Limits,
     kinds: Collection[str],
     *,
+    listens_to: Mapping[str, Collection[str]] | None = None,
     run: str = '',
     network: Network = Network(),
     stored: Mapping[str, journal_lib.Reader] | None = None,
@@ -83,6 +85,8 @@ class Node:
       policies: all of them, wherever they are.
       limits: of each queue.
       kinds: of records that are shared; none at all connects nobody.
+      listens_to: the policies that each policy listens to, wherever it is; by
+        default everybody listens to everybody else.
       run: what other processes must run, too.
       network: where they are.
       stored: journals that take the place of policies, by name.
@@ -93,19 +97,25 @@ class Node:
       InputError: an address cannot be used.
     """
     stored, journals = stored or {}, journals or {}
+    if listens_to is None:
+      listens_to = {name: {*policies} - {name} for name in policies}
     # Nobody is listened to about nothing.
     remote = network.addresses if kinds else {}
     here = [p for p in policies if p not in {*network.addresses, *stored}]
     self._limits = limits
     self._inboxes = {
       name: inbox_lib.Inbox(
-        name, {n: p for n, p in policies.items() if n != name}, limits
+        name,
+        {n: p for n, p in policies.items() if n in listens_to[name]},
+        limits,
       )
       for name in here
     }
     for inbox in self._inboxes.values():
       inbox.sources += [
-        journal_lib.Source(reader, inbox, kinds) for reader in stored.values()
+        journal_lib.Source(reader, inbox, kinds)
+        for peer, reader in stored.items()
+        if peer in inbox.peers
       ]
     self._spool = self._server = None
     if remote:
@@ -125,10 +135,10 @@ class Node:
       outlets = {
         peer: in_process.Outlet(name, theirs)
         for peer, theirs in self._inboxes.items()
-        if peer != name
+        if name in theirs.peers
       }
-      for peer, address in remote.items():
-        outlets[peer] = rpc.Outlet(
+      outlets |= {
+        peer: rpc.Outlet(
           name,
           peer,
           address,
@@ -137,6 +147,9 @@ class Node:
           limits=limits,
           max_bytes=network.max_bytes,
         )
+        for peer, address in remote.items()
+        if name in listens_to[peer]
+      }
       self.endpoints[name] = exchange.Endpoint(
         inbox, outlets, journals.get(name), kinds
       )

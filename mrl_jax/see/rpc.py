@@ -87,7 +87,7 @@ class Server:
 
     Args:
       address: HOST:PORT.
-      inboxes: of the policies of this process.
+      inboxes: of the policies of this process; each knows whom it listens to.
       senders: the policies of other processes.
       run: messages of other runs are refused.
       security: who may connect.
@@ -198,11 +198,15 @@ class Server:
         f'of run {message.run!r:.50}, this is {self._run!r}: both must have the '
         'same config, but for see and mwra',
       )
-    if (message.sender, message.receiver) not in self._ways:
+    way = message.sender, message.receiver
+    if way not in self._ways or not self._is_heard(*way):
       raise self._refusal(
         'peer', f'{message.sender!r:.50} to {message.receiver!r:.50}'
       )
     return message
+
+  def _is_heard(self, sender, receiver) -> bool:
+    return sender in self._inboxes[receiver].peers
 
   def _deliver(self, message, name, waits=True):
     inbox = self._inboxes[message.receiver]

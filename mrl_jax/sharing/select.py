@@ -106,6 +106,26 @@ def random(offers: Offers, own: Own, learner: lesson.Learner) -> Offers:
   ]
 
 
+def at_most(
+  offers: Offers, groups: int, rng: np.random.Generator
+) -> list[offers_lib.Offer]:
+  """At most so many offers on each prompt, drawn at random; 0 is no bound.
+
+  Of n policies that all learn from all, each would train on n times the rows.
+  """
+  if not groups:
+    return list(offers)
+  by_prompt = {}
+  for offer in offers:
+    by_prompt.setdefault(offer.prompt, []).append(offer)
+  kept = []
+  for candidates in by_prompt.values():
+    count = min(groups, len(candidates))
+    drawn = rng.choice(len(candidates), count, replace=False)
+    kept += [candidates[i] for i in sorted(drawn)]
+  return kept
+
+
 def honest(offer: offers_lib.Offer, learner: lesson.Learner) -> bool:
   """Whether every response that the peer calls right is."""
   right = all(

@@ -155,8 +155,10 @@ def cache_name(
   config: ml_collections.ConfigDict,
 ) -> str:
   """Names all that the warm start of a policy depends on."""
+  policy = config_lib.flat(config.policies[worker.name])
+  del policy['listens_to']  # Nobody listens to anybody yet.
   parts = {
-    'policy': config_lib.flat(config.policies[worker.name]),
+    'policy': policy,
     'warm_start': config_lib.flat(config.warm_start),
     'examples': msgspec.to_builtins(examples),
     'marker': config.reward.marker,

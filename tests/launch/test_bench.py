@@ -76,11 +76,32 @@ def test_see_on_every_transport(tmp_path):
     assert all(math.isfinite(rate) and rate > 0 for rate in rates.values())
 
 
+@pytest.mark.slow
+def test_policies_beside_one_alone(tmp_path):
+  path = tmp_path / 'policies.json'
+  done = run(
+    'policies', '--up_to=2', '--played=1', '--best_of=1', f'--json={path}'
+  )
+  assert done.returncode == 0, done.stderr
+  policies = json.loads(path.read_text())['policies']
+  assert set(policies) == {'grpo', 'prp', 'prp, one peer'}
+  for by_count in policies.values():
+    assert set(by_count) == {'1', '2'}
+    one, two = (by_count[n]['s_a_round'] for n in '12')
+    assert 0 < one < math.inf
+    assert 0 < two < math.inf
+    assert by_count['1']['x_alone'] == 1
+    assert by_count['2']['x_alone'] == pytest.approx(two / (2 * one))
+  # Only of those that exchange does each train on the rollouts of both.
+  assert policies['prp']['2']['x_alone'] > policies['grpo']['2']['x_alone']
+
+
 @pytest.mark.parametrize(
   ('arguments', 'told'),
   [
-    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: see, thl."),
-    ([], 'name a benchmark; known: thl, see'),
+    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: policies, "),
+    ([], 'name a benchmark; known: thl, see, policies'),
+    (['policies', '--up_to=0'], 'flag --up_to=0'),
     ([*THL, '--text=nowhere.txt'], "No such file or directory: 'nowhere.txt'"),
     (['thl', '--tokens=10000000'], '--tokens=10000000, but the text has'),
     (['thl', '--repeats=0'], 'flag --repeats=0'),

@@ -16,18 +16,32 @@ KINDS = set(exchanges.KINDS)
 THREE = dict.fromkeys('abc', exchanges.PEER)
 
 
-def local(policies, kinds=KINDS, *, journals=None, **limits):
-  run_limits = exchanges.limits(**limits)
-  return node.Node(policies, run_limits, kinds, journals=journals).endpoints
+STAR = {'a': (), 'b': ('a',), 'c': ('a',)}
+RING = {'a': ('c',), 'b': ('a',), 'c': ('b',)}
 
 
-def remote(here, addresses, folder, **limits):
+def local(policies, kinds=KINDS, *, listens_to=None, journals=None, **limits):
+  return node.Node(
+    policies,
+    exchanges.limits(**limits),
+    kinds,
+    listens_to=listens_to,
+    journals=journals,
+  ).endpoints
+
+
+def senders(end, round=0):
+  return [r.header.policy for r in end.collect(round, KINDS)]
+
+
+def remote(here, addresses, folder, listens_to=None, **limits):
   """A node with those policies of `addresses` that are `here`."""
   there = {name: at for name, at in addresses.items() if name not in here}
   made = node.Node(
     dict.fromkeys(addresses, exchanges.PEER),
     exchanges.limits(**limits),
     KINDS,
+    listens_to=listens_to,
     run='run',
     network=node.Network(listen=addresses[here[0]], addresses=there),
     folder=os.fspath(folder / here),
@@ -40,11 +54,97 @@ def test_everybody_listens_to_everybody_else():
   ends = local(THREE)
   ends['a'].publish(0, examples.group([1.0, 0.0]))
   ends['b'].publish(0, examples.group([1.0], policy='b'))
-  senders = {
-    name: [r.header.policy for r in end.collect(0, KINDS)]
-    for name, end in ends.items()
+  heard = {name: senders(end) for name, end in ends.items()}
+  assert heard == {'a': ['b'], 'b': ['a', 'a'], 'c': ['a', 'a', 'b']}
+
+
+@pytest.mark.parametrize('listens_to', [STAR, RING])
+def test_a_policy_hears_and_waits_for_those_it_listens_to(listens_to):
+  ends = local(THREE, listens_to=listens_to, wait_s=exchanges.AGES_S)
+  for name in 'abc':
+    ends[name].publish(0, examples.group([1.0], policy=name))
+  began = time.monotonic()
+  for name, end in ends.items():
+    assert senders(end) == [*listens_to[name]]
+    # Of nobody else there is anything in the books, not even what was dropped.
+    assert {*end.ledger.table()} == {*listens_to[name]}
+  assert time.monotonic() - began < exchanges.DEADLINE_S
+
+
+def test_a_policy_that_listens_to_nobody_waits_for_nobody():
+  ends = local(THREE, listens_to=STAR, wait_s=exchanges.AGES_S)
+  began = time.monotonic()
+  assert senders(ends['a']) == []
+  ends['a'].publish(0, examples.group([1.0]))
+  assert senders(ends['b']) == ['a']  # Not even c, which is silent.
+  assert time.monotonic() - began < exchanges.DEADLINE_S
+
+
+def test_one_whom_nobody_listens_to_writes_its_journal(tmp_path):
+  folder = os.fspath(tmp_path)
+  about = exchanges.journal_about(policy='b')
+  writer = journal.Writer(folder, about, '{}')
+  ends = local(THREE, listens_to=STAR, journals={'b': writer})
+  ends['b'].publish(0, examples.group([1.0], policy='b'))
+  assert senders(ends['a']) == senders(ends['c']) == []
+  assert len(journal.Reader(folder, 'b').read(0)) == 1
+
+
+def test_a_journal_is_read_only_by_those_who_listen_to_it(tmp_path):
+  way = exchanges.Journal(tmp_path)
+  way.publish(0, examples.group([1.0]))
+  made = node.Node(
+    THREE,
+    exchanges.limits(),
+    KINDS,
+    listens_to={'b': ('a',), 'c': ()},
+    stored={'a': journal.Reader(os.fspath(tmp_path), 'a')},
+  )
+  assert senders(made.endpoints['b']) == ['a']
+  assert senders(made.endpoints['c']) == []
+  assert made.endpoints['c'].ledger.table() == {}
+  way.close()
+
+
+def test_records_reach_only_those_of_other_processes_who_listen(tmp_path):
+  addresses = {name: exchanges.free_address() for name in 'abc'}
+  nodes = [
+    remote(n, addresses, tmp_path, STAR, wait_s=exchanges.AGES_S) for n in 'abc'
+  ]
+  ends = {n: made.endpoints[n] for n, made in zip('abc', nodes, strict=True)}
+  assert {n: {*end.sent} for n, end in ends.items()} == {
+    'a': {'b', 'c'},
+    'b': set(),
+    'c': set(),
   }
-  assert senders == {'a': ['b'], 'b': ['a', 'a'], 'c': ['a', 'a', 'b']}
+  for name, end in ends.items():
+    end.publish(0, examples.group([1.0], policy=name))
+  assert {n: senders(end) for n, end in ends.items()} == {
+    n: [*some] for n, some in STAR.items()
+  }
+  for made in nodes:
+    made.close()
+    assert not any(made.refused.values())
+
+
+@pytest.mark.parametrize('listens_to', [{'a': (), 'b': ('a',)}, STAR])
+def test_what_one_does_not_listen_to_is_refused_and_counted(
+  tmp_path, listens_to
+):
+  addresses = {name: exchanges.free_address() for name in listens_to}
+  here = ''.join(name for name in addresses if name != 'b')
+  addresses |= dict.fromkeys(here, addresses['a'])
+  made = remote(here, addresses, tmp_path, listens_to)
+  # It thinks that a listens to it.
+  wrong = {**listens_to, 'a': ('b',)}
+  other = remote('b', addresses, tmp_path, wrong, block_s=30.0)
+  other.endpoints['b'].publish(0, examples.group([1.0], policy='b'))
+  other.close()  # Waits until there is an answer.
+  assert made.refused == {'peer': 1}
+  row = other.endpoints['b'].sent['a'].table()['a']['rollout']
+  assert row['refused'] == row['published'] == 1
+  assert made.endpoints['a'].ledger.table() == {}
+  made.close()
 
 
 @pytest.mark.parametrize('addresses', [{}, {'c': '127.0.0.1:1'}])

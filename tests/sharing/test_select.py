@@ -83,6 +83,21 @@ def test_random_takes_as_many_prompts_as_balance_would():
   assert select.random(offers[:2], own(0, 0), learner()) == []
 
 
+def test_a_bound_draws_some_of_each_prompts_offers():
+  offers = [offer(p, 1, peer) for p in (0, 1) for peer in 'bcd']
+  offers.append(offer(2, 1))
+  seen = set()
+  for seed in range(30):
+    rng = np.random.default_rng(seed)
+    found = select.at_most(offers, 2, rng)
+    assert [o.prompt for o in found] == [0, 0, 1, 1, 2]
+    assert len({(o.prompt, o.peer) for o in found}) == 5
+    seen |= {(o.prompt, o.peer) for o in found}
+  assert len(seen) == 7
+  assert select.at_most(offers, 0, rng) == offers
+  assert select.at_most(offers, 9, rng) == offers
+
+
 @pytest.mark.parametrize(
   'name', ['rescue', 'complementary', 'balanced', 'random']
 )

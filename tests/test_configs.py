@@ -1,0 +1,243 @@
+"""Three and four policies: who hears whom, and runs of them, small."""
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import random
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from rich import console as console_lib
+
+from configs import four
+from configs import star
+from mrl_jax import config as config_lib
+from mrl_jax import records
+from mrl_jax.data import arithmetic
+from mrl_jax.data import vocabulary
+from mrl_jax.models import families
+from mrl_jax.mwra import cost
+from mrl_jax.mwra import planner
+from mrl_jax.sharing import publish
+from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import transfer
+from mrl_jax.training import job as job_lib
+from mrl_jax.training import loop
+from mrl_jax.training import peers
+from tests import examples
+
+ROUNDS = 2
+STAR = {'qwen->gemma', 'qwen->llama'}
+FOUR = {
+  f'{sender}->{receiver}'
+  for sender in four.get_config().policies
+  for receiver in four.get_config().policies
+  if sender != receiver
+}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp('runs')
+
+
+def tokenizers(config):
+  """Of the policies' kinds and sizes, trained on some of their prompts."""
+  rng = random.Random(0)
+  texts = [
+    f'{arithmetic.question(surface, operation, numbers, rng)}\n'
+    f'{arithmetic.solution(operation, numbers)}'
+    for surface in arithmetic.SURFACES
+    for operation in arithmetic.OPERATIONS
+    for numbers in itertools.islice(arithmetic.operands(operation, 3), 100)
+  ]
+  return {
+    name: byte_tokenizer.ByteTokenizer(
+      vocabulary.KINDS[policy.tokenizer.kind](
+        texts, policy.tokenizer.vocab_size
+      ),
+      eos_id=1,
+    )
+    for name, policy in config.policies.items()
+  }
+
+
+@pytest.mark.parametrize(('module', 'pairs'), [(star, STAR), (four, FOUR)])
+def test_two_rounds_reach_those_who_listen_in_their_own_tokens(
+  tmp_path, module, pairs
+):
+  config = module.get_config()
+  config_lib.check(config)
+  encoders = tokenizers(config)
+  kinds = frozenset(records.KINDS)
+  found = peers.check(config, kinds, encoders)
+  limits, residuals = transfer.Limits(**config.thl), {}
+  with contextlib.closing(
+    peers.connect(
+      config, kinds, encoders, found, run='run', folder=os.fspath(tmp_path)
+    )
+  ) as node:
+    for round in range(ROUNDS):
+      for name, end in node.endpoints.items():
+        group = examples.group(
+          [1.0, 0.0], policy=name, encoder=encoders[name], round=round
+        )
+        end.publish(
+          round, publish.publish([group], kinds, texts=4, verifier='exact')
+        )
+      for name, end in node.endpoints.items():
+        for rollout in end.collect(round, {'rollout'}):
+          pair = f'{rollout.header.policy}->{name}'
+          residual = residuals.setdefault(pair, transfer.Residual())
+          transfer.transfer(rollout, encoders[name], limits, residual)
+        end.collect(round, {'group_stats', 'outcome'})
+    counts = {
+      f'{sender}->{name}': {kind: row['used'] for kind, row in rows.items()}
+      for name, end in node.endpoints.items()
+      for sender, rows in end.ledger.table().items()
+    }
+  expected = {'rollout': 2 * ROUNDS, 'group_stats': ROUNDS, 'outcome': ROUNDS}
+  assert counts == dict.fromkeys(pairs, expected)
+  assert residuals.keys() == pairs
+  for residual in residuals.values():
+    assert residual.rollouts == 2 * ROUNDS
+    assert not residual.refused
+
+
+@pytest.mark.parametrize('module', [star, four])
+def test_every_policy_has_devices_of_its_own(module):
+  config = module.get_config()
+  shape = cost.RoundShape(
+    rows=config.train.prompts * config.train.samples,
+    prompt_tokens=config.sample.max_prompt_tokens,
+    response_tokens=config.sample.max_tokens,
+    micro_rows=config.train.micro_rows,
+    logit_chunk=config.train.logit_chunk,
+  )
+  models = {
+    name: families.build(vocab_size=policy.tokenizer.vocab_size, **policy.model)
+    for name, policy in config.policies.items()
+  }
+  plan = planner.plan(
+    models,
+    dict.fromkeys(models, shape),
+    config.mwra.emulated_devices,
+    divides=config.train.row_multiple,
+  )
+  used = [device for part in plan.values() for device in part.devices]
+  assert all(part.devices for part in plan.values())
+  assert len(used) == len(set(used)) <= config.mwra.emulated_devices
+
+
+@pytest.mark.parametrize('operation', arithmetic.OPERATIONS)
+def test_who_knows_an_operation_in_words(operation):
+  def knowing(module):
+    policies = module.get_config().policies.items()
+    family = f'words/{operation}'
+    return {n for n, p in policies if family in p.warm_start_families}
+
+  assert 'qwen' in knowing(star)  # The teacher.
+  assert len(knowing(star)) < 3
+  assert 0 < len(knowing(four)) < 4
+
+
+def test_no_two_of_four_policies_are_alike():
+  policies = four.get_config().policies
+  readers = {t.fingerprint for t in tokenizers(four.get_config()).values()}
+  sizes = {
+    families.build(vocab_size=1, **p.model).num_params
+    for p in policies.values()
+  }
+  skills = {frozenset(p.warm_start_families) for p in policies.values()}
+  assert len(readers) == len(sizes) == len(skills) == len(policies) == 4
+  assert {p.model.family for p in policies.values()} == {*families.FAMILIES}
+
+
+def small(module, folder):
+  """A config of `configs`, as small as that of `examples.run_config`."""
+  config, tiny = module.get_config(), examples.run_config()
+  for part in ('train', 'warm_start', 'eval', 'checkpoint'):
+    config[part] = tiny[part]
+  for policy in config.policies.values():
+    policy.model.num_layers = 1
+  config.train.rounds = ROUNDS
+  config.reward.weights.format = 1.0  # Something to gain, however little.
+  config.cache_dir = os.fspath(folder / 'cache')
+  return config
+
+
+def run(folder, name, config):
+  """Runs, and returns the summary and each policy's rows of the metrics."""
+  workdir = os.fspath(folder / name)
+  summary = loop.run(config, workdir, console_lib.Console(file=io.StringIO()))
+  rows = {policy: [] for policy in config.policies}
+  with open(os.path.join(workdir, 'metrics.jsonl'), encoding='utf-8') as lines:
+    for row in map(json.loads, lines):
+      rows[row['policy']].append({**row, 'timing': 0})
+  return summary, rows
+
+
+def used(summary):
+  """Records of each kind that were used, by pair; none was lost."""
+  for kinds in summary['exchange'].values():
+    assert all(row['used'] == row['published'] for row in kinds.values())
+  return {
+    pair: {kind: row['used'] for kind, row in kinds.items()}
+    for pair, kinds in summary['exchange'].items()
+  }
+
+
+def heard(rows):
+  """How many records a policy used in each round."""
+  return {name: [r['peer_records'] for r in of] for name, of in rows.items()}
+
+
+def teacher(workdir):
+  """All of the teacher's last checkpoint."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    path = workdir / 'checkpoints' / f'round_{ROUNDS}' / 'qwen'
+    return jax.tree.leaves(checkpointer.restore(path))
+
+
+@pytest.mark.slow
+def test_listeners_hear_the_teacher_who_learns_as_alone_with_grpo(
+  folder, monkeypatch
+):
+  summary, rows = run(folder, 'star', small(star, folder))
+  a_run = {'outcome': ROUNDS * 8}  # One for each prompt.
+  assert used(summary) == dict.fromkeys(STAR, a_run)
+  of_teacher = [8] * ROUNDS
+  assert heard(rows) == {
+    'qwen': [0] * ROUNDS,
+    'gemma': of_teacher,
+    'llama': of_teacher,
+  }
+  job = job_lib.build(small(star, folder), os.fspath(folder / 'plan'))
+  devices = [jax.devices()[i] for i in job.plan['qwen'].devices]
+  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  alone = small(star, folder)
+  alone.method.name = 'grpo'
+  for name in ('llama', 'gemma'):
+    del alone.policies[name]
+    del alone.see.peers[name]
+  _, by_itself = run(folder, 'alone', alone)
+  norms = [row['grad_norm'] for row in rows['qwen']]
+  assert [row['grad_norm'] for row in by_itself['qwen']] == norms
+  assert any(norms)
+  mine, theirs = teacher(folder / 'alone'), teacher(folder / 'star')
+  assert len(mine) == len(theirs) > 30  # Parameters, and moments of them.
+  for x, y in zip(mine, theirs, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.slow
+def test_four_policies_all_hear_one_another(folder):
+  summary, rows = run(folder, 'four', small(four, folder))
+  a_run = {'group_stats': ROUNDS * 8}
+  assert used(summary) == dict.fromkeys(FOUR, a_run)
+  assert heard(rows) == dict.fromkeys(rows, [3 * 8] * ROUNDS)
+  assert len(rows) == 4
