@@ -31,7 +31,7 @@ setuptools.setup(
   ],
   extras_require={
     'bench': ['torch==2.13.0', 'trl==1.16.*'],
-    'test': ['hypothesis', 'pytest', 'trustme'],
+    'test': ['hypothesis', 'ipykernel', 'nbclient', 'pytest', 'trustme'],
     'lint': ['pre-commit', 'ruff==0.17.5'],
   },
 )

@@ -173,9 +173,13 @@ def read_run(folder: str) -> Run:
 
 
 def but_for_seed(config: Mapping[str, object]) -> dict[str, object]:
-  """The part of a flat config that all runs of an arm have in common."""
+  """The part of a flat config that all runs of an arm have in common.
+
+  The digest of what a run read is left out too: the seed draws held-out
+  prompts.
+  """
   config = config_lib.without_places(config)
-  return {key: value for key, value in config.items() if key != 'seed'}
+  return {k: v for k, v in config.items() if k not in ('seed', 'inputs')}
 
 
 def _part(folder, name, function, kind):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import json
 import pathlib
 
+FAMILIES = ('formula/add', 'words/add', 'words/sub')
 SETTINGS = {
   'train.rounds': 4,
   'train.prompts': 8,
@@ -40,7 +41,9 @@ def write(
 ) -> pathlib.Path:
   """Writes a run that is whole; settings as `train__rounds=2`."""
   changes = {key.replace('__', '.'): value for key, value in settings.items()}
-  config = {**SETTINGS, 'seed': seed, **changes}
+  inputs = f'those of seed {seed}'
+  shown = {f'policies.{n}.warm_start_families': FAMILIES[:2] for n in after}
+  config = {**SETTINGS, **shown, 'seed': seed, 'inputs': inputs, **changes}
   rounds = config['train.rounds']
   if rows is None:
     rows = [row(r, policy) for r in range(rounds) for policy in after]
@@ -49,7 +52,13 @@ def write(
     'seed': seed,
     'timing': {'seconds': seconds, 'exchange': 1.0},
     'policies': {
-      name: {'heldout_accuracy': {'before': before, 'after': value}}
+      name: {
+        'heldout_accuracy': {'before': before, 'after': value},
+        'heldout_accuracy_by_family': {
+          'before': dict.fromkeys(FAMILIES, before),
+          'after': dict.fromkeys(FAMILIES, value),
+        },
+      }
       for name, value in after.items()
     },
   }
