@@ -105,7 +105,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.sample.long_prompts = 'skip'  # Or 'error'.
   config.sample.max_tokens = 12
   # DAPO's dynamic sampling: how often in a round a policy may sample another
-  # train.prompts, in place of groups that all fail or all succeed.
+  # train.prompts, in place of groups that all fail or all succeed: these teach
+  # nothing by themselves, though a baseline of peers' rewards may.
   config.sample.refills = 0
 
   config.train = ml_collections.ConfigDict()
@@ -172,7 +173,8 @@ def get_config() -> ml_collections.ConfigDict:
 def method():
   """Settings of the methods, each part of `mrl_jax/algorithms.py` by itself."""
   config = ml_collections.ConfigDict()
-  config.name = 'grpo'  # A row of the table.
+  # A row of the table; configs/NAME.py sets what else belongs to it.
+  config.name = 'grpo'
   config.which = ''  # Replaces one part of the row; '' leaves it.
   config.how = ''
   config.baseline = ''

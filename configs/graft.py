@@ -8,7 +8,8 @@ TIME
 
 To vary: method.graft.floor, method.graft.admission=all (no gate) or random,
 method.which=complementary (unbalanced) or random, method.how=luffy,
-method.peer_advantage=baseline, see.peers.NAME.journal (a stored peer).
+method.peer_advantage=baseline, method.baseline=pooled; see.peers.NAME.journal
+(a stored peer, to which nothing is given back: method.which=complementary).
 """
 
 from configs import base

@@ -170,7 +170,7 @@ class Method:
       kept: prompts whose own groups are trained on; all by default.
     """
     place = {group[0].header.prompt: p for p, group in enumerate(groups)}
-    used = [r for r in received if r.header.prompt in place]
+    used = offers_lib.newest([r for r in received if r.header.prompt in place])
     rewards_PG = np.array([[r.reward for r in group] for group in groups])
     baseline = BASELINES[self.parts.baseline].function(
       grpo.moments(rewards_PG),
@@ -247,7 +247,7 @@ class Method:
       return lesson_lib.Carried()
     successes_P = np.array([sum(r.success for r in group) for group in groups])
     chosen = WHICH[self.parts.which](
-      offers_lib.gather(used, place, self.how.reads),
+      offers_lib.gather(used, place, self.how.reads, learner),
       select.Own(successes_P, len(groups[0])),
       learner,
     )
@@ -275,11 +275,13 @@ class Method:
 
 
 def _reach(groups, used, place) -> Mapping[str, float]:
-  """How many prompts that this policy's whole group fails a peer solved."""
+  """How many prompts that the whole group fails a peer says it solved."""
   failed = {
     p for p, group in enumerate(groups) if not any(r.success for r in group)
   }
-  if not used or not failed:
+  # Peers see only the prompts that all share.
+  failed &= {place[r.header.prompt] for r in used}
+  if not failed:
     return {}
   solved = {
     place[r.header.prompt]
@@ -309,6 +311,17 @@ def build(settings: ml_collections.ConfigDict) -> Method:
     (parts.which == 'none') == (parts.how == 'none'),
     f'method.which={parts.which} and method.how={parts.how}: give both, or '
     'neither; rows that are selected must enter somehow',
+  )
+  how = HOW[parts.how]
+  outsiders = how and (settings.peer_advantage or how.advantage) == 'baseline'
+  fits = (
+    ('pooled',) if outsiders and how.reads == 'rollout' else ('own', 'pooled')
+  )
+  checks.require(
+    not settings.leave_one_out or parts.baseline in fits,
+    f'method.leave_one_out with method.baseline={parts.baseline} and '
+    f'method.how={parts.how}: a reward can be left out only of a mean that it '
+    f'is in; use method.baseline={fits[-1]}',
   )
   for key, value, choices in (
     ('scale', settings.scale, grpo.SCALES),

@@ -130,7 +130,8 @@ def learner(
     'name': 'a',
     'tokenizer': tokenizer,
     'limits': transfer.Limits(max_tokens=20),
-    'verify': lambda prompt, payload, finish: True,
+    'judge': lambda prompt, rollout: (rollout.reward, rollout.verdict),
+    'verify': lambda prompt, payload: True,
     'score': lambda rows, reference: [
       np.full(len(row.ids), -1.0, np.float32) for row in rows
     ],

@@ -132,7 +132,7 @@ def same_objective(name, base, part='own'):
 def test_gspo_on_responses_of_one_token_is_grpo():
   rows = dataclasses.replace(
     fake_rows(),
-    weight_BT=jnp.array([[1.0, 0.0]]),
+    mask_BT=jnp.array([[True, False]]),
     old_logp_BT=jnp.zeros((1, 2)),
   )
   logp_BT = jnp.log(jnp.array([[0.9, 1.0]]))
@@ -151,6 +151,7 @@ def fake_rows(advantage=1.0):
     advantage_B1=jnp.array([[advantage]]),
     weight_BT=jnp.array([[0.5, 0.5]]),
     chunk_BT=jnp.array([[0, 1]]),
+    mask_BT=jnp.array([[True, True]]),
     mini_batch_B1=jnp.zeros((1, 1)),
   )
 
@@ -273,17 +274,32 @@ def test_graft_replaces_a_group_that_failed_by_the_peers_whole_group():
   # The peer fails where this policy has both kinds of samples.
   peers[0] = groups(((0,) * 4, (0,) * 4), 'b')[0]
   received = publishes('graft', peers)
-  received = [msgspec.structs.replace(r, advantage=0.25) for r in received]
   everything = {'graft.admission': 'all', 'graft.weighted': False}
   lesson = learn('graft', received, **everything)
   assert [row.prompt for row in lesson.own] == [0] * 4
   assert [row.prompt for row in lesson.peer] == [1] * 4
-  assert [row.advantage for row in lesson.peer] == [0.25] * 4
+  # In the peer's own group: 0 1 1 0.
+  np.testing.assert_allclose(
+    [row.advantage for row in lesson.peer], [-1, 1, 1, -1], rtol=1e-5
+  )
   assert lesson.order == [0, 1]
   first = learn('graft', received, **everything, **{'graft.order': 'first'})
   assert first.order == [1, 0]
-  pooled = learn('graft', received, **everything, peer_advantage='baseline')
-  assert pooled.peer[0].advantage != 0.25
+  # Against 0 0 0 0 of the policy itself, and against all eight together.
+  for baseline, expected in (
+    ('own', [0, 1, 1, 0]),
+    ('pooled', [-0.57735, 1.7320, 1.7320, -0.57735]),
+  ):
+    changed = learn(
+      'graft',
+      [*received, *(xgrpo.group_stats(group) for group in peers)],
+      **everything,
+      peer_advantage='baseline',
+      baseline=baseline,
+    )
+    np.testing.assert_allclose(
+      [row.advantage for row in changed.peer], expected, rtol=1e-4
+    )
   same_objective('graft', 'grpo', 'peer')
 
 
@@ -342,6 +358,39 @@ def test_a_policy_may_take_one_peers_group_a_prompt():
   bounded = learn('prp', received, max_peer_groups=1)
   assert [row.prompt for row in bounded.peer] == [0] * 4 + [1] * 4
   same_rows(bounded.own, learn('prp', received).own)  # The baseline is all's.
+
+
+def test_refills_do_not_thin_out_the_rescues():
+  received = publishes('sgt', groups(PEER_REWARDS, 'b'))
+  own = groups(((1, 0), (0, 0)))
+  refill = examples.group([0.0, 0.0], prompt='p0~0', encoder=OWN)
+  lesson = method('sgt').lesson(
+    [*own, refill], received, examples.learner(OWN), kept=[0]
+  )
+  assert lesson.metrics['rescue_rate'] == 1.0
+  assert lesson.order == [0, 1]  # What a peer demonstrates is kept, too.
+  assert [row.prompt for row in lesson.peer] == [1]
+
+
+def test_a_round_may_have_nothing_to_train_on():
+  lesson = method('hacpo', kl_weight=0.1).lesson(
+    groups(OWN_REWARDS), [], examples.learner(OWN), kept=[]
+  )
+  assert list(lesson.own) == list(lesson.order) == []
+  parts = packed('hacpo', lesson)
+  assert not parts['own'].weight_BT.any()
+
+
+def test_a_reward_is_left_out_only_of_a_mean_that_it_is_in():
+  assert method('prp', leave_one_out=True)
+  assert method('graft', leave_one_out=True)
+  for name, changes in (
+    ('prp', {'baseline': 'own'}),
+    ('hacpo', {}),
+    ('grpo', {'baseline': 'interpolated'}),
+  ):
+    with pytest.raises(checks.InputError, match='leave_one_out with method'):
+      method(name, leave_one_out=True, **changes)
 
 
 def test_some_prompts_may_be_kept_out_of_the_own_rows():

@@ -87,7 +87,7 @@ def capability(
   plain = grpo.baseline(all_P3)
   mean_P1 = weighted_P1 / all_P3[:, :1]
   mean_P1 = np.where(mean_P1 > 1, grpo.baseline(own_P3).mean_P1, mean_P1)
-  equal_P1 = grpo.deviation(all_P3) < 1e-9
+  equal_P1 = grpo.all_equal(all_P3)
   return grpo.Baseline(np.where(equal_P1, plain.mean_P1, mean_P1), all_P3)
 
 

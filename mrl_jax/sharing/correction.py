@@ -5,6 +5,8 @@ import numpy as np
 LEVELS = ('none', 'token', 'sequence')
 KINDS = ('truncate', 'mask')
 
+_MOST = 50.0  # Of logarithms of ratios in metrics, which would overflow.
+
 
 def weights(
   trainer_logp: np.ndarray, sampler_logp: np.ndarray, settings
@@ -26,6 +28,8 @@ def weights(
     trainer_logp: f32 [T], of the trainer's forward pass, before it learns.
     sampler_logp: f32 [T], of the density that was sampled from.
     settings: `config.method.correction`, of which `level` is not 'none'.
+      The weights are of all that is learnt from the response's tokens, a KL
+      penalty and an entropy bonus among it.
 
   Returns:
     f32 [T].
@@ -51,7 +55,7 @@ def mismatch(
   """
   log_ratio_T = np.concatenate(trainer_logps).astype(np.float64)
   log_ratio_T -= np.concatenate(sampler_logps)
-  ratio_T = np.exp(log_ratio_T)
+  ratio_T = np.exp(np.minimum(log_ratio_T, _MOST))
   return {
     'kl': float(-log_ratio_T.mean()),
     'max_ratio': float(ratio_T.max()),

@@ -11,6 +11,8 @@ from mrl_jax.sharing import lesson
 ADMISSIONS = ('compatibility', 'random', 'all')
 ORDERS = ('last', 'first', 'uniform')
 
+_MAX_LOG_RATIO = 10.0  # A peer may claim any probability.
+
 
 def carry(
   selected: Sequence[carry_lib.Selected], learner: lesson.Learner, settings
@@ -40,7 +42,14 @@ def carry(
   scores = learner.score(carried.rows, False)
   compatibility = np.array(
     [
-      np.exp(logp.mean(dtype=np.float64) - rollout.policy_logp.mean())
+      np.exp(
+        np.clip(
+          logp.mean(dtype=np.float64)
+          - rollout.policy_logp.mean(dtype=np.float64),
+          -_MAX_LOG_RATIO,
+          _MAX_LOG_RATIO,
+        )
+      )
       for logp, (_, rollout) in zip(scores, pairs, strict=True)
     ]
   )

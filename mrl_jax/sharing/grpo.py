@@ -70,7 +70,9 @@ def advantages(
     prompts: those that the rewards are of, where they are not of all.
 
   Returns:
-    f32 [P, G]; exactly 0 where a reward is the baseline.
+    f32 [P, G]; exactly 0 where a reward is the baseline. Where rewards have no
+    deviation, as where a whole group fails, what a peer got is in units of
+    reward.
   """
   unit_P1 = SCALES[scale](baseline.moments_P3)
   mean_P1 = baseline.mean_P1[prompts]
@@ -83,24 +85,34 @@ def advantages(
   return (difference_PG / unit_P1[prompts]).astype(np.float32)
 
 
+def all_equal(moments_P3: np.ndarray) -> np.ndarray:
+  """Where the rewards have no deviation but for rounding, bool [P, 1]."""
+  size_P1 = np.abs(baseline(moments_P3).mean_P1)
+  return deviation(moments_P3) < _EPSILON * np.maximum(size_P1, 1.0)
+
+
+def _unit(moments_P3, factor_P1=1.0):
+  unit_P1 = deviation(moments_P3) * factor_P1 + _EPSILON
+  return np.where(all_equal(moments_P3), 1.0, unit_P1)
+
+
 def _over_one_less(count_P1):
   """The ratio n / (n - 1), and 1 for a single reward, which has no deviation."""
   return count_P1 / np.maximum(count_P1 - 1, 1)
 
 
 def _unbiased(moments_P3):
-  correction_P1 = np.sqrt(_over_one_less(moments_P3[:, :1]))
-  return deviation(moments_P3) * correction_P1 + _EPSILON
+  return _unit(moments_P3, np.sqrt(_over_one_less(moments_P3[:, :1])))
 
 
 def _of_batch(moments_P3):
-  deviation_11 = deviation(moments_P3.sum(0, keepdims=True)) + _EPSILON
-  return np.broadcast_to(deviation_11, (len(moments_P3), 1))
+  unit_11 = _unit(moments_P3.sum(0, keepdims=True))
+  return np.broadcast_to(unit_11, (len(moments_P3), 1))
 
 
 # What a difference of rewards is divided by, [P, 1].
 SCALES = {
-  'std': lambda moments_P3: deviation(moments_P3) + _EPSILON,
+  'std': _unit,
   # With n - 1 in the denominator: HACPO.
   'unbiased_std': _unbiased,
   # Of all rewards of the round, around their common mean.

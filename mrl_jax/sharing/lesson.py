@@ -53,19 +53,23 @@ class Learner:
     name: of the policy.
     tokenizer: its vocabulary.
     limits: what it takes of peers' rollouts.
-    verify: whether a response to a prompt of the round is right: (prompt,
-      payload, finish) -> bool, by its own verifier.
+    judge: the reward of a rollout and the verdict on it, by its own rules,
+      whatever its sender says: (prompt of the round, rollout) -> pair.
+    verify: whether a text that ended by itself is right: (prompt, payload) ->
+      bool.
     score: the log-probabilities that it now gives to the tokens of rows, each
       f32 [T]: (rows, of the reference policy) -> list.
     rng: of what it draws in this round.
     ratios: w(k, j) of `capability.ratios`, by policy.
-    refused: counts what it did not take of peers' offers, by reason.
+    refused: counts what it did not take of peers, or did not believe, by
+      reason.
   """
 
   name: str
   tokenizer: byte_tokenizer.ByteTokenizer
   limits: transfer.Limits
-  verify: Callable[[int, bytes, records.Finish], bool]
+  judge: Callable[[int, records.Rollout], tuple[float, records.Verdict]]
+  verify: Callable[[int, bytes], bool]
   score: Callable[[Sequence[Row], bool], list[np.ndarray]]
   rng: np.random.Generator
   ratios: Mapping[str, float]

@@ -1,8 +1,7 @@
 """Which groups of peers a policy learns from.
 
-All take what peers offer and what the policy itself achieved, and return the
-offers that are taken. Where a choice depends on what a peer calls right, its
-claims are verified again; an offer with a false one is refused, and counted.
+All take what peers offer, as the learner's own verifier sees it, and what the
+policy itself achieved, and return the offers that are taken.
 """
 
 from collections.abc import Sequence
@@ -44,12 +43,11 @@ def rescue(offers: Offers, own: Own, learner: lesson.Learner) -> Offers:
 
   https://arxiv.org/abs/2605.07244, as re-implemented by GRAFT's authors.
   """
+  del learner
   return [
     offer
     for offer in offers
-    if not own.successes_P[offer.prompt]
-    and offer.successes
-    and honest(offer, learner)
+    if not own.successes_P[offer.prompt] and offer.successes
   ]
 
 
@@ -93,7 +91,6 @@ def random(offers: Offers, own: Own, learner: lesson.Learner) -> Offers:
   match the number of prompts; so do we.
   """
   count = len(balanced(offers, own, learner))
-  offers = [offer for offer in offers if honest(offer, learner)]
   prompts = sorted({offer.prompt for offer in offers})
   drawn = learner.rng.choice(prompts, count, replace=False) if count else []
   by_prompt = {
@@ -124,16 +121,6 @@ def at_most(
     drawn = rng.choice(len(candidates), count, replace=False)
     kept += [candidates[i] for i in sorted(drawn)]
   return kept
-
-
-def honest(offer: offers_lib.Offer, learner: lesson.Learner) -> bool:
-  """Whether every response that the peer calls right is."""
-  right = all(
-    learner.verify(offer.prompt, payload, 'stop') for payload in offer.right()
-  )
-  if not right:
-    learner.refused['false_success'] += 1
-  return right
 
 
 def _mixed(offers: Offers) -> list[offers_lib.Offer]:

@@ -36,7 +36,7 @@ def carry(
     learner: who learns from them.
     settings: `config.method`, of which `sgt.weight` is lambda.
   """
-  texts, residuals = {}, {}
+  texts, residuals = {}, {}  # Texts once each, whoever quotes them.
   for offer in chosen:
     residual = residuals.setdefault(offer.peer, transfer.Residual())
     for payload in dict.fromkeys(offer.right()):
@@ -44,16 +44,16 @@ def carry(
         payload, learner.tokenizer, learner.limits, residual
       )
       if ids is not None:
-        texts.setdefault(offer.prompt, []).append(ids)
+        texts.setdefault(offer.prompt, {})[payload] = ids
   rows = []
   for prompt, candidates in texts.items():
-    ids = candidates[learner.rng.integers(len(candidates))]
+    ids = [*candidates.values()][learner.rng.integers(len(candidates))]
     zeros = np.zeros(len(ids), np.int32)
     rows.append(
       lesson.Row(
         prompt,
         ids,
-        old_logp=zeros,
+        old_logp=zeros.astype(np.float32),
         advantage=1.0,
         chunk=zeros,
         mask=np.ones(len(ids), bool),

@@ -51,6 +51,7 @@ class Packer:
     peer_average: a name in `PEER_AVERAGES`.
     keep_all: whether rows of zero advantage have a gradient too, from a KL
       penalty or an entropy bonus.
+    reference: whether rows have log-probabilities of a reference policy.
   """
 
   context: int
@@ -61,6 +62,7 @@ class Packer:
   aggregation: str
   peer_average: str = 'joint'
   keep_all: bool = False
+  reference: bool = False
 
   def mini_batch_parts(
     self, prompt_ids: Sequence[np.ndarray], lesson: lesson_lib.Lesson
@@ -146,8 +148,9 @@ class Packer:
     weight_BT = np.zeros((size, length), np.float32)
     advantage_B1 = np.zeros((size, 1), np.float32)
     chunk_BT = np.zeros((size, length), np.int32)
+    mask_BT = np.zeros((size, length), bool)
     reference_logp_BT = None
-    if any(row.reference_logp is not None for row, _ in weighed):
+    if self.reference:
       reference_logp_BT = np.zeros((size, length), np.float32)
     for b, (row, weight) in enumerate(weighed):
       prompt, n = prompt_ids[row.prompt], len(row.ids)
@@ -158,7 +161,8 @@ class Packer:
       weight_BT[b, :n] = weight * row.weight * row.mask
       advantage_B1[b] = row.advantage
       chunk_BT[b, :n] = row.chunk
-      if reference_logp_BT is not None:
+      mask_BT[b, :n] = row.mask
+      if row.reference_logp is not None:
         reference_logp_BT[b, :n] = row.reference_logp
 
     def by_micro(x):
@@ -174,6 +178,7 @@ class Packer:
       old_logp_BT=by_micro(old_logp_BT),
       advantage_B1=by_micro(advantage_B1),
       weight_BT=by_micro(weight_BT),
+      mask_BT=by_micro(mask_BT),
       chunk_BT=by_micro(chunk_BT),
       mini_batch_B1=by_micro(np.full((size, 1), mini_batch, np.float32)),
       reference_logp_BT=by_micro(reference_logp_BT),

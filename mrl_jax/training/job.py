@@ -254,6 +254,7 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
         aggregation=config.train.aggregation,
         peer_average=method.peer_average,
         keep_all=method.reference or config.method.entropy_weight > 0,
+        reference=method.reference,
       ),
       logit_chunk=config.train.logit_chunk,
       mask_truncated=config.train.mask_truncated,

@@ -23,10 +23,13 @@ def own(settings, ratio: str) -> update.Objective:
 
   def objective(logp_BT, rows: update.Rows):
     if ratio == 'sequence':
-      ratio_BT = gspo.sequence_ratio(logp_BT, rows.old_logp_BT, _mask(rows))
+      ratio_BT = gspo.sequence_ratio(logp_BT, rows.old_logp_BT, rows.mask_BT)
     else:
       ratio_BT = jnp.exp(logp_BT - rows.old_logp_BT)
     objective_BT, statistics = _clipped(ratio_BT, rows, settings)
+    if ratio == 'sequence':
+      token_BT = jnp.exp(logp_BT - rows.old_logp_BT)
+      statistics |= _ratios(token_BT, rows, '_of_tokens')
     if settings.kl_weight:
       kl_BT = kl.estimate(logp_BT, rows.reference_logp_BT, settings.kl_form)
       objective_BT -= settings.kl_weight * kl_BT
@@ -67,7 +70,7 @@ def stepwise(settings) -> update.Objective:
 
   def objective(logp_BT, rows: update.Rows):
     ratio_BT = gspo.sequence_ratio(
-      logp_BT, rows.old_logp_BT, _mask(rows), _MAX_LOG_RATIO
+      logp_BT, rows.old_logp_BT, rows.mask_BT, _MAX_LOG_RATIO
     )
     low_B1, high = jnp.full_like(rows.advantage_B1, -jnp.inf), jnp.inf
     if bounds.clip:
@@ -127,17 +130,19 @@ def _clipped(ratio_BT, rows, settings):
 def _of_ratios(ratio_BT, clipped_BT, rows):
   return {
     'tokens': _total(jnp.ones_like(ratio_BT), rows),
-    'ratio': _total(ratio_BT, rows),
-    'ratio_square': _total(ratio_BT**2, rows),
-    'log_ratio': _total(jnp.log(ratio_BT), rows),
-    'max_ratio': jnp.max(ratio_BT, where=_mask(rows), initial=0.0),
+    **_ratios(ratio_BT, rows),
     'clipped': _total(clipped_BT, rows),
   }
 
 
-def _mask(rows):
-  return rows.weight_BT > 0
+def _ratios(ratio_BT, rows, suffix=''):
+  return {
+    f'ratio{suffix}': _total(ratio_BT, rows),
+    f'ratio_square{suffix}': _total(ratio_BT**2, rows),
+    f'log_ratio{suffix}': _total(jnp.log(ratio_BT), rows),
+    f'max_ratio{suffix}': jnp.max(ratio_BT, where=rows.mask_BT, initial=0.0),
+  }
 
 
 def _total(x_BT, rows):
-  return jnp.sum(x_BT, where=_mask(rows), dtype=jnp.float32)
+  return jnp.sum(x_BT, where=rows.mask_BT, dtype=jnp.float32)

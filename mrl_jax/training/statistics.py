@@ -92,11 +92,13 @@ def _mismatch(first):
   total = _totals('own', first)
   if not total('tokens'):
     return {}
+  # Where the ratios are of whole responses, those of tokens are there too.
+  of = '_of_tokens' if any('own/ratio_of_tokens' in u for u in first) else ''
   return {
     'mismatch': {
-      'kl': -total('log_ratio') / total('tokens'),
-      'max_ratio': max(float(u['own/max_ratio']) for u in first),
-      'ess_fraction': _ess_fraction(total),
+      'kl': -total(f'log_ratio{of}') / total('tokens'),
+      'max_ratio': max(float(u[f'own/max_ratio{of}']) for u in first),
+      'ess_fraction': _ess_fraction(total, of),
     }
   }
 
@@ -105,9 +107,9 @@ def _totals(part, updates):
   return lambda name: sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
 
 
-def _ess_fraction(total) -> float:
-  squares = total('ratio_square') * total('tokens')
-  return total('ratio') ** 2 / squares if squares else 0.0
+def _ess_fraction(total, of='') -> float:
+  squares = total(f'ratio_square{of}') * total('tokens')
+  return total(f'ratio{of}') ** 2 / squares if squares else 0.0
 
 
 def _all_equal(group) -> bool:
@@ -115,4 +117,6 @@ def _all_equal(group) -> bool:
 
 
 def _mean(values) -> float:
-  return float(np.mean([*values]))
+  """0 where there is nothing."""
+  values = [*values]
+  return float(np.mean(values)) if values else 0.0

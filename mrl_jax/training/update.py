@@ -33,6 +33,7 @@ class Rows:
     weight_BT: of each token in the loss, 0 at padding. They carry the
       averaging over the whole mini-batch, so that a plain sum over
       micro-batches and devices is the loss.
+    mask_BT: False at padding, and at tokens that are not trained on.
     chunk_BT: the chunk of each token, in [0, T); see `losses/prp.py`.
     mini_batch_B1: which mini-batch of the round it is, from 0.
     reference_logp_BT: under the reference policy, where there is one.
@@ -43,6 +44,7 @@ class Rows:
   old_logp_BT: jax.Array
   advantage_B1: jax.Array
   weight_BT: jax.Array
+  mask_BT: jax.Array
   chunk_BT: jax.Array
   mini_batch_B1: jax.Array
   reference_logp_BT: jax.Array | None = None

@@ -169,10 +169,7 @@ class Worker:
     ids = samples.tokens_BT[row, :n]
     finish = 'stop' if samples.stopped_B[row] else 'length'
     payload = self.tokenizer.decode(ids)
-    reward, verdict = judge(payload, finish, prompt.answer)
-    reward += functions.overlong_penalty(
-      int(n), self.packer.lengths['own'], self._overlong_tokens
-    )
+    reward, verdict = self._judged(judge, prompt, payload, finish, int(n))
     return records.Rollout(
       header=msgspec.structs.replace(header, sample=g),
       payload=payload,
@@ -186,6 +183,13 @@ class Worker:
       reward=reward,
       verdict=verdict,
     )
+
+  def _judged(self, judge, prompt, payload, finish, tokens):
+    reward, verdict = judge(payload, finish, prompt.answer)
+    reward += functions.overlong_penalty(
+      tokens, self.packer.lengths['own'], self._overlong_tokens
+    )
+    return reward, verdict
 
   def update(
     self, prompts: Sequence[records.Prompt], lesson: lesson_lib.Lesson
@@ -214,13 +218,23 @@ class Worker:
   ) -> lesson_lib.Learner:
     """The policy as its lesson on these prompts sees it."""
 
-    def verify(prompt, payload, finish):
-      return judge(payload, finish, prompts[prompt].answer)[1] == 'correct'
+    def judge_rollout(prompt, rollout):
+      return self._judged(
+        judge,
+        prompts[prompt],
+        rollout.payload,
+        rollout.finish,
+        len(rollout.ids),
+      )
+
+    def verify(prompt, payload):
+      return judge(payload, 'stop', prompts[prompt].answer)[1] == 'correct'
 
     return lesson_lib.Learner(
       name=self.name,
       tokenizer=self.tokenizer,
       limits=limits,
+      judge=judge_rollout,
       verify=verify,
       score=functools.partial(self.score, prompts),
       rng=rng,

@@ -65,6 +65,13 @@ def test_numbers_worked_by_hand():
   )
 
 
+def test_equally_able_policies_are_pooled():
+  own, peers = [1, 0, 0], {'b': [1, 1, 0], 'c': [0, 0, 0]}
+  found = baseline(own, peers, {'b': 1.0, 'c': 1.0})
+  np.testing.assert_allclose(found.mean_P1, [[3 / 9]])
+  np.testing.assert_array_equal(found.moments_P3, [[9, 3, 3]])
+
+
 def test_several_peers_have_a_ratio_each():
   found = baseline([1, 0], {'b': [1, 1], 'c': [0, 1]}, {'b': 0.5, 'c': 2.0})
   np.testing.assert_allclose(found.mean_P1, [[(1 + 1 + 2) / 6]])
@@ -76,11 +83,18 @@ def test_a_mean_that_no_reward_could_reach_is_replaced_by_ones_own():
   np.testing.assert_allclose(found.mean_P1, [[1.0]])
 
 
-@pytest.mark.parametrize('reward', [0.0, 1.0])
-def test_equal_rewards_teach_nothing_however_able_the_peer(reward):
-  found = baseline([reward] * 2, {'b': [reward] * 3}, {'b': 0.1})
-  advantage = grpo.advantages(np.array([[reward] * 2]), found)
-  np.testing.assert_array_equal(advantage, [[0.0, 0.0]])
+@pytest.mark.parametrize('reward', [0.0, 1.0, 0.3, 0.7, 1.2, -1.45, 1 / 3])
+@pytest.mark.parametrize('peers', ['b', 'bc', 'bcd'])
+def test_equal_rewards_teach_nothing_however_able_the_peers(reward, peers):
+  for count in range(2, 17):
+    rewards = [reward] * count
+    found = baseline(
+      rewards, dict.fromkeys(peers, rewards), dict.fromkeys(peers, 0.5)
+    )
+    advantage = grpo.advantages(
+      np.array([rewards]), found, scale='unbiased_std'
+    )
+    assert not advantage.any()
 
 
 def test_without_peers_it_is_grpo_bit_for_bit():

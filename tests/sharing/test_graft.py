@@ -78,6 +78,12 @@ def test_controls():
   assert seen == set(range(5))  # As many as pass the gate, whichever.
 
 
+def test_a_peer_that_claims_no_probability_at_all_is_bounded():
+  found, _ = take(selected(-1e4))
+  assert found.rows[0].weight == 1.0
+  assert found.metrics['compatibility'] == pytest.approx(np.exp(10))
+
+
 def test_failures_may_be_left_out():
   offered = selected(-0.9) + selected(-0.9, reward=0.0)
   assert len(take(offered)[0].rows) == 2

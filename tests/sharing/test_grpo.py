@@ -64,6 +64,17 @@ def test_equal_rewards_have_no_advantage_at_all(scale, leave_one_out):
       assert not advantages([[reward] * size], **settings).any()
 
 
+@pytest.mark.parametrize('scale', ['std', 'unbiased_std'])
+def test_others_are_not_blown_up_by_a_group_without_deviation(scale):
+  # A peer's success where the policy's own group fails is worth its reward.
+  baseline = grpo.baseline(grpo.moments(np.zeros((1, 4))))
+  found = grpo.advantages(np.array([[1.0, 0.0]]), baseline, scale=scale)
+  np.testing.assert_array_equal(found, [[1.0, 0.0]])
+  rounded = grpo.baseline(grpo.moments(np.full((1, 7), 0.7)))
+  found = grpo.advantages(np.array([[1.0]]), rounded, scale=scale)
+  np.testing.assert_allclose(found, [[0.3]], rtol=1e-6)
+
+
 def test_a_group_of_one_has_none_and_is_not_nan():
   np.testing.assert_array_equal(advantages([[1.0], [0.5]]), [[0.0], [0.0]])
 

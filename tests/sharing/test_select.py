@@ -96,15 +96,3 @@ def test_a_bound_draws_some_of_each_prompts_offers():
   assert len(seen) == 7
   assert select.at_most(offers, 0, rng) == offers
   assert select.at_most(offers, 9, rng) == offers
-
-
-@pytest.mark.parametrize(
-  'name', ['rescue', 'complementary', 'balanced', 'random']
-)
-def test_a_false_claim_of_success_is_refused_and_counted(name):
-  offers = [offer(0, 2), offer(1, 1), offer(2, 0)]
-  doubts = learner(verify=lambda prompt, payload, finish: payload != b'= 1')
-  found = getattr(select, name)(offers, own(0, 0, 2), doubts)
-  assert 0 not in {o.prompt for o in found}
-  assert len(found) == 1
-  assert doubts.refused['false_success'] >= 1

@@ -45,7 +45,8 @@ def test_the_same_success_twice_is_no_more_likely():
   seen = []
   for seed in range(60):
     rng = np.random.default_rng(seed)
-    carried = rows(offer(0, *[b'= 1'] * 50, b'= 2'), rng=rng)
+    peers = [offer(0, b'= 1', peer=peer) for peer in 'cdefghijkl']
+    carried = rows(*peers, offer(0, *[b'= 1'] * 50, b'= 2'), rng=rng)
     seen.append(RECEIVER.decode(carried.rows[0].ids))
   assert 15 < seen.count(b'= 2') < 45
 

@@ -126,6 +126,7 @@ def test_masked_tokens_are_not_trained_on_and_not_counted():
   )
   weight_BT = parts['own'].weight_BT[0]
   np.testing.assert_allclose(weight_BT[0], [0.25, 0, 0.25, 0, 0])
+  np.testing.assert_array_equal(parts['own'].mask_BT[0], weight_BT > 0)
   assert not weight_BT[1].any()
   assert (parts['own'].tokens_BS[0, :, 4] > 0).sum() == 1
   np.testing.assert_allclose(parts['peer'].weight_BT[0, 0, :2], 0.25)
@@ -184,6 +185,10 @@ def test_a_rows_own_weight_multiplies_that_of_its_tokens():
   np.testing.assert_allclose(weight_BT[0, :2], 0.5)
   np.testing.assert_allclose(weight_BT[1, :2], [1.0, 0.25])
   assert (weight_BT > 0).any(1).sum() == 2
+  masked = row(0, 2)._replace(weight=np.array([1.0, 0.0], np.float32))
+  (parts,) = packer().mini_batch_parts(PROMPTS, lesson_of([masked]))
+  # A ratio of the whole response is over both tokens all the same.
+  assert parts['own'].mask_BT[0, 0, :2].all()
   (parts,) = packer().mini_batch_parts(PROMPTS, lesson_of(rows[:1], rows[2:]))
   assert set(parts) == {'own'}  # As if there were no peers at all.
 
@@ -201,8 +206,12 @@ def test_reference_log_probabilities_are_packed_where_there_are_any():
   referenced = row(0, 2)._replace(
     reference_logp=np.array([-3.0, -4.0], np.float32)
   )
-  packed = packer().pack(PROMPTS, [(referenced, 1.0)], 5)
+  keeper = packer(reference=True)
+  packed = keeper.pack(PROMPTS, [(referenced, 1.0)], 5)
   np.testing.assert_array_equal(
     packed.reference_logp_BT[0, 0], [-3, -4, 0, 0, 0]
   )
+  # Where there is no row at all, a penalty still finds its arrays.
+  (parts,) = keeper.mini_batch_parts(PROMPTS, lesson_of())
+  assert not parts['own'].reference_logp_BT.any()
   assert packer().pack(PROMPTS, [(row(0, 2), 1.0)], 5).reference_logp_BT is None

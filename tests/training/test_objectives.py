@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ ROWS = update.Rows(
   old_logp_BT=SAMPLED,
   advantage_B1=jnp.array([[2.0], [-1.0]]),
   weight_BT=jnp.array([[0.2, 0.2, 0.2], [0.2, 0.2, 0.0]]),
+  mask_BT=jnp.array([[True, True, True], [True, True, False]]),
   chunk_BT=jnp.array([[0, 1, 1], [0, 1, 0]]),
   mini_batch_B1=jnp.array([[2.0], [2.0]]),
   reference_logp_BT=SAMPLED,
@@ -100,8 +103,31 @@ def test_own_rows_may_have_ratios_of_whole_responses():
       'log_ratio': np.log(0.8 * 0.9),
       'max_ratio': second,
       'clipped': 0,
+      # Of tokens, which tell how sampler and trainer differ.
+      'ratio_of_tokens': 2 + 0.8 + 0.5 + 0.5 + 1.8,
+      'ratio_square_of_tokens': 4 + 0.64 + 0.25 + 0.25 + 3.24,
+      'log_ratio_of_tokens': np.log(2 * 0.8 * 0.5 * 0.5 * 1.8),
+      'max_ratio_of_tokens': 2.0,
     },
   )
+
+
+def test_a_token_without_weight_is_still_in_its_responses_ratio():
+  rows = dataclasses.replace(ROWS, weight_BT=0 * ROWS.weight_BT)
+  for objective in (
+    objectives.own(settings(), 'sequence'),
+    objectives.stepwise(settings()),
+  ):
+    np.testing.assert_array_equal(
+      objective(LEARNER, rows)[0], objective(LEARNER, ROWS)[0]
+    )
+
+
+def test_hacpos_ratios_are_bounded():
+  far = dataclasses.replace(ROWS, old_logp_BT=ROWS.old_logp_BT - 100)
+  off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
+  objective_BT, _ = objectives.stepwise(off)(LEARNER, far)
+  np.testing.assert_allclose(objective_BT[0], 2 * np.exp(10), rtol=1e-5)
 
 
 def test_the_penalty_keeps_own_rows_near_the_reference():
@@ -133,12 +159,13 @@ def test_stepwise_rows_have_bounds_that_rise_with_the_mini_batch():
 def test_without_its_mechanisms_hacpo_on_peers_is_an_unclipped_gspo():
   off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
   wide = settings(clip_low=1.0, clip_high=1e9, dual_clip=0.0)
-  for x, y in zip(
+  found, expected = (
     objectives.stepwise(off)(LEARNER, ROWS),
     objectives.own(wide, 'sequence')(LEARNER, ROWS),
-    strict=True,
-  ):
-    jax.tree.map(np.testing.assert_array_equal, x, y)
+  )
+  np.testing.assert_array_equal(found[0], expected[0])
+  for name, value in found[1].items():
+    np.testing.assert_array_equal(value, expected[1][name])
 
 
 def test_grafted_rows_are_as_own_ones_by_token():

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -119,6 +121,26 @@ def test_the_first_update_tells_how_sampler_and_trainer_differ():
     'ess_fraction': pytest.approx(8**2 / (20 * 4)),
   }
   assert 'mismatch' not in of_round([{'grad_norm': 1.0}])
+
+
+def test_where_ratios_are_of_responses_the_mismatch_is_of_tokens():
+  tokens = {'log_ratio_of_tokens': -4.0, 'max_ratio_of_tokens': 5.0,
+            'ratio_of_tokens': 4.0, 'ratio_square_of_tokens': 5.0}  # fmt: skip
+  row = of_round([{**update('own', **tokens), 'grad_norm': 1.0}])
+  assert row['mismatch'] == {
+    'kl': 1.0,
+    'max_ratio': 5.0,
+    'ess_fraction': pytest.approx(16 / 20),
+  }
+
+
+def test_a_round_without_own_rows_has_numbers_all_the_same():
+  empty = dataclasses.replace(lesson(), own=[])
+  row = statistics.of_round(
+    GROUPS, empty, [{'grad_norm': 0.0}], rollouts=4, exchanged={},
+    exchange_seconds={}, seconds=1.0,
+  )  # fmt: skip
+  assert row['rows_with_signal'] == 0.0
 
 
 def test_parts_without_ratios_say_what_they_have():

@@ -69,6 +69,7 @@ def rows(micro=1, size=8, seed=0) -> update.Rows:
     'old_logp_BT': old_logp_BT.astype(np.float32),
     'advantage_B1': rng.normal(size=(size, 1)).astype(np.float32),
     'weight_BT': weight_BT.astype(np.float32),
+    'mask_BT': valid_BS[:, -LENGTH:],
     'chunk_BT': np.tile(np.arange(LENGTH, dtype=np.int32), (size, 1)),
     'mini_batch_B1': np.zeros((size, 1), np.float32),
   }

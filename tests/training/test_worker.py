@@ -161,8 +161,10 @@ def test_scores_are_what_the_sampler_gave_at_temperature_one():
 
 
 def test_a_learner_verifies_with_its_own_judge():
-  assert learner().verify(0, b'odd', 'stop')
-  assert not learner().verify(0, b'even', 'stop')
+  assert learner().verify(0, b'odd')
+  assert not learner().verify(0, b'even')
+  lied = examples.rollout(b'even', reward=1.0)
+  assert learner().judge(0, lied) == (0.0, 'wrong')
 
 
 def test_long_completions_are_punished_where_asked(monkeypatch):
@@ -171,3 +173,4 @@ def test_long_completions_are_punished_where_asked(monkeypatch):
     for rollout in group:
       expected = len(rollout.payload) % 2 - max(len(rollout.ids) - 4, 0) / 2
       assert rollout.reward == expected
+      assert learner().judge(0, rollout) == (expected, rollout.verdict)
