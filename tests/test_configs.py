@@ -7,9 +7,6 @@ import json
 import os
 import random
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from rich import console as console_lib
 
@@ -25,7 +22,6 @@ from mrl_jax.mwra import planner
 from mrl_jax.sharing import publish
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
-from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from mrl_jax.training import peers
 from tests import examples
@@ -196,17 +192,8 @@ def heard(rows):
   return {name: [r['peer_records'] for r in of] for name, of in rows.items()}
 
 
-def teacher(workdir):
-  """All of the teacher's last checkpoint."""
-  with ocp.StandardCheckpointer() as checkpointer:
-    path = workdir / 'checkpoints' / f'round_{ROUNDS}' / 'qwen'
-    return jax.tree.leaves(checkpointer.restore(path))
-
-
 @pytest.mark.slow
-def test_listeners_hear_the_teacher_who_learns_as_alone_with_grpo(
-  folder, monkeypatch
-):
+def test_listeners_hear_the_teacher_who_hears_nobody(folder):
   summary, rows = run(folder, 'star', small(star, folder))
   a_run = {'outcome': ROUNDS * 8}  # One for each prompt.
   assert used(summary) == dict.fromkeys(STAR, a_run)
@@ -216,22 +203,7 @@ def test_listeners_hear_the_teacher_who_learns_as_alone_with_grpo(
     'gemma': of_teacher,
     'llama': of_teacher,
   }
-  job = job_lib.build(small(star, folder), os.fspath(folder / 'plan'))
-  devices = [jax.devices()[i] for i in job.plan['qwen'].devices]
-  monkeypatch.setattr(jax, 'devices', lambda: devices)
-  alone = small(star, folder)
-  alone.method.name = 'grpo'
-  for name in ('llama', 'gemma'):
-    del alone.policies[name]
-    del alone.see.peers[name]
-  _, by_itself = run(folder, 'alone', alone)
-  norms = [row['grad_norm'] for row in rows['qwen']]
-  assert [row['grad_norm'] for row in by_itself['qwen']] == norms
-  assert any(norms)
-  mine, theirs = teacher(folder / 'alone'), teacher(folder / 'star')
-  assert len(mine) == len(theirs) > 30  # Parameters, and moments of them.
-  for x, y in zip(mine, theirs, strict=True):
-    np.testing.assert_array_equal(x, y)
+  assert any(row['grad_norm'] for row in rows['qwen'])
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ def parameters(workdir, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', ['grpo', 'xgrpo'])
+@pytest.mark.parametrize('method', ['xgrpo', 'sgt'])
 def test_the_main_job_gains_fifteen_points(tmp_path, cache, method):
   done = run(
     cache,

@@ -496,7 +496,7 @@ def test_anything_between_any_two(pair, written, stop, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=8000, deadline=None)
 @MOVES
 def test_very_much_between_any_two(pair, written, stop, seed):
   check_any(pair, written, stop, seed)

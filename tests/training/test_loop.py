@@ -210,15 +210,13 @@ def test_the_learning_rate_decays_over_all_updates(folder, monkeypatch):
   assert steps == [4 * 2] * 2  # Rounds and mini-batches, of two policies.
 
 
-@pytest.mark.parametrize('rounds', [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
-  folder, finished, monkeypatch, rounds
+  folder, finished, monkeypatch
 ):
-  name = f'interrupted{rounds}'
-  play_round = loop.play_round
+  name, play_round = 'interrupted', loop.play_round
 
   def stop(job, progress):
-    if progress.rounds == rounds:
+    if progress.rounds == 3:
       raise KeyboardInterrupt
     return play_round(job, progress)
 
@@ -267,6 +265,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.slow
 def test_whatever_a_method_keeps_is_resumed_too(
   folder, half_are_right, monkeypatch
 ):
