@@ -7,7 +7,7 @@ common chunks of bytes and their truncation are our reconstruction
 (losses/prp.py).
 
 141 s and 1.2 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
-policies, seeds 0, 1, 2: 36.5 to 61.9, 36.6 to 74.6, 31.8 to 61.5.
+policies, 5 seeds: 34.5 to 65.5 ± 2.6.
 
 To vary: method.prp.max_ratio, method.baseline=own (peers' rollouts against the
 policy's own rewards), thl.max_tokens, train.samples.
