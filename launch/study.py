@@ -334,7 +334,9 @@ def conduct(argv: Sequence[str], console: console_lib.Console) -> bool:
 
 def main(argv):
   console = console_lib.Console(markup=False, emoji=False, highlight=False)
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  # SIGINT too: a shell leaves it ignored in what runs in the background.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
   try:
     sys.exit(0 if conduct(argv[1:], console) else 1)
   except (checks.InputError, OSError) as error:

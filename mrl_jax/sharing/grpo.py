@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+
+from mrl_jax import records
 
 _EPSILON = 1e-6
 
@@ -83,6 +86,18 @@ def advantages(
   if leave_one_out:
     difference_PG *= _over_one_less(baseline.moments_P3[prompts, :1])
   return (difference_PG / unit_P1[prompts]).astype(np.float32)
+
+
+def with_advantages(
+  group: Sequence[records.Rollout],
+) -> list[records.Rollout]:
+  """The rollouts, each with the advantage of its reward in the group."""
+  rewards_1G = np.array([[rollout.reward for rollout in group]])
+  advantage_1G = advantages(rewards_1G, baseline(moments(rewards_1G)))
+  return [
+    msgspec.structs.replace(rollout, advantage=float(advantage))
+    for rollout, advantage in zip(group, advantage_1G[0], strict=True)
+  ]
 
 
 def all_equal(moments_P3: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from mrl_jax import records
 from mrl_jax.sharing import grpo
@@ -86,20 +85,11 @@ def _of_rollouts(peer, prompt, group, learner):
     reward, verdict = learner.judge(prompt, rollout)
     if verdict != rollout.verdict:
       learner.refused['false_verdict'] += 1
-    judged.append((reward, verdict))
-  rewards_1G = np.array([[reward for reward, _ in judged]])
-  advantage_1G = grpo.advantages(
-    rewards_1G, grpo.baseline(grpo.moments(rewards_1G))
-  )
-  rollouts = [
-    msgspec.structs.replace(
-      rollout, reward=reward, verdict=verdict, advantage=float(advantage)
+    judged.append(
+      msgspec.structs.replace(rollout, reward=reward, verdict=verdict)
     )
-    for rollout, (reward, verdict), advantage in zip(
-      group, judged, advantage_1G[0], strict=True
-    )
-  ]
-  successes = sum(rollout.success for rollout in rollouts)
+  successes = sum(rollout.success for rollout in judged)
+  rollouts = grpo.with_advantages(judged)
   return Offer(peer, prompt, len(group), successes, rollouts=rollouts)
 
 

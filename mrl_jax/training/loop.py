@@ -152,33 +152,13 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
         verifier=verify.NAME,
       ),
     )
-  lessons, updates, rollouts = {}, {}, {}
+  sampled, lessons, updates = {}, {}, {}
   for name, worker in job.workers.items():
-    received = job.endpoints[name].collect(round, job.method.kinds)
-    accuracies = capability.remember(
-      progress.accuracies.get(name, {}),
-      (name, groups[name]),
-      received,
-      config.method.hacpo.window,
-    )
-    progress.accuracies[name] = accuracies
-    sampled = refill.refill(
+    sampled[name] = refill.refill(
       job, worker, prompts, groups[name], round, _key(worker, _REFILL, round)
     )
-    learner = worker.learner(
-      sampled.prompts,
-      job.judge,
-      job.limits,
-      rng=np.random.default_rng([config.seed, round, _number(name)]),
-      ratios=capability.ratios(accuracies, name),
-    )
-    lessons[name] = job.method.lesson(
-      sampled.groups, received, learner, sampled.kept
-    )
-    tell_of_strangers(name, lessons[name], round)
-    updates[name] = worker.update(sampled.prompts, lessons[name])
-    progress.add_residuals(name, lessons[name].residuals)
-    rollouts[name] = sampled.rollouts
+    lessons[name] = make_lesson(job, progress, name, sampled[name])
+    updates[name] = worker.update(sampled[name].prompts, lessons[name])
   updates = jax.device_get(updates)
   progress.rounds += 1
   rows = {}
@@ -188,12 +168,41 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       groups[name],
       lessons[name],
       updates[name],
-      rollouts=rollouts[name],
+      rollouts=sampled[name].rollouts,
       exchanged=ledger.since_last(),
       exchange_seconds=ledger.timing() - before[name],
       seconds=time.monotonic() - began,
     )
   return rows
+
+
+def make_lesson(
+  job: job_lib.Job,
+  progress: progress_lib.Progress,
+  name: str,
+  sampled: refill.Sampled,
+) -> lesson_lib.Lesson:
+  """What a policy makes of its own samples and of what its peers gave."""
+  worker, round = job.workers[name], progress.rounds
+  received = job.endpoints[name].collect(round, job.method.kinds)
+  accuracies = capability.remember(
+    progress.accuracies.get(name, {}),
+    (name, sampled.groups[: job.config.train.prompts]),
+    received,
+    job.config.method.hacpo.window,
+  )
+  progress.accuracies[name] = accuracies
+  learner = worker.learner(
+    sampled.prompts,
+    job.judge,
+    job.limits,
+    rng=np.random.default_rng([job.config.seed, round, _number(name)]),
+    ratios=capability.ratios(accuracies, name),
+  )
+  lesson = job.method.lesson(sampled.groups, received, learner, sampled.kept)
+  tell_of_strangers(name, lesson, round)
+  progress.add_residuals(name, lesson.residuals)
+  return lesson
 
 
 def tell_of_strangers(name: str, lesson: lesson_lib.Lesson, round: int) -> None:

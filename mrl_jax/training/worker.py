@@ -153,7 +153,7 @@ class Worker:
       )
       first = p * sampling.per_prompt
       groups.append(
-        _with_advantages(
+        grpo.with_advantages(
           [
             self._rollout(
               samples, first + g, header, g, prompt, sampling.temperature, judge
@@ -278,14 +278,3 @@ class Worker:
         greedy=greedy,
       )
     return self._samplers[per_prompt, greedy]
-
-
-def _with_advantages(group):
-  rewards_1G = np.array([[rollout.reward for rollout in group]])
-  advantage_1G = grpo.advantages(
-    rewards_1G, grpo.baseline(grpo.moments(rewards_1G))
-  )
-  return [
-    msgspec.structs.replace(rollout, advantage=float(advantage))
-    for rollout, advantage in zip(group, advantage_1G[0], strict=True)
-  ]
