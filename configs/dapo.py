@@ -7,7 +7,9 @@ dynamic sampling, and the soft punishment of length. Policies exchange nothing.
 A round may sample three times as much as one of GRPO: compare at equal
 rollouts, by the metric of that name.
 
-TIME
+152 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
+accuracy, percent, mean of both policies, seed 0: 36.5 to 60.7, with 2.95 times
+the rollouts of GRPO's 59.7.
 
 To vary: sample.refills (0 is GRPO's rollouts), reward.overlong_tokens,
 train.mask_truncated.

@@ -4,7 +4,8 @@
 
 https://arxiv.org/abs/2503.20783. Policies exchange nothing.
 
-TIME
+99 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
+accuracy, percent, mean of both policies, seed 0: 36.5 to 59.4; GRPO 59.7.
 
 To vary: method.leave_one_out, method.scale, train.aggregation.
 """
