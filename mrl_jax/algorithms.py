@@ -225,7 +225,7 @@ class Method:
     ]
     metrics, settings = {}, self.settings.correction
     if rows and settings.level != 'none':
-      trainer = learner.score(rows, False)
+      trainer = learner.score(rows)
       sampler = [rollout.sampling_logp for rollout in rollouts]
       rows = [
         row._replace(
@@ -237,7 +237,9 @@ class Method:
     if rows and self.reference:
       rows = [
         row._replace(reference_logp=logp)
-        for row, logp in zip(rows, learner.score(rows, True), strict=True)
+        for row, logp in zip(
+          rows, learner.score(rows, reference=True), strict=True
+        )
       ]
     return rows, metrics
 

@@ -127,12 +127,11 @@ def learner(
 ) -> lesson.Learner:
   """A policy that trusts its peers, and finds every token as likely as 1/e."""
   fields = {
-    'name': 'a',
     'tokenizer': tokenizer,
     'limits': transfer.Limits(max_tokens=20),
     'judge': lambda prompt, rollout: (rollout.reward, rollout.verdict),
     'verify': lambda prompt, payload: True,
-    'score': lambda rows, reference: [
+    'score': lambda rows: [
       np.full(len(row.ids), -1.0, np.float32) for row in rows
     ],
     'rng': np.random.default_rng(0),

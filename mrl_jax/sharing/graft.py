@@ -39,7 +39,7 @@ def carry(
   if graft.success_only:
     selected = [s for s in selected if s.rollout.success]
   pairs, carried = carry_lib.rows(selected, learner)
-  scores = learner.score(carried.rows, False)
+  scores = learner.score(carried.rows)
   compatibility = np.array(
     [
       np.exp(

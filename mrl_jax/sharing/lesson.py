@@ -50,7 +50,6 @@ class Learner:
   """What a policy brings to a lesson.
 
   Attributes:
-    name: of the policy.
     tokenizer: its vocabulary.
     limits: what it takes of peers' rollouts.
     judge: the reward of a rollout and the verdict on it, by its own rules,
@@ -58,19 +57,18 @@ class Learner:
     verify: whether a text that ended by itself is right: (prompt, payload) ->
       bool.
     score: the log-probabilities that it now gives to the tokens of rows, each
-      f32 [T]: (rows, of the reference policy) -> list.
+      f32 [T]: (rows) -> list; with `reference`, as it gave them at first.
     rng: of what it draws in this round.
     ratios: w(k, j) of `capability.ratios`, by policy.
     refused: counts what it did not take of peers, or did not believe, by
       reason.
   """
 
-  name: str
   tokenizer: byte_tokenizer.ByteTokenizer
   limits: transfer.Limits
   judge: Callable[[int, records.Rollout], tuple[float, records.Verdict]]
   verify: Callable[[int, bytes], bool]
-  score: Callable[[Sequence[Row], bool], list[np.ndarray]]
+  score: Callable[..., list[np.ndarray]]
   rng: np.random.Generator
   ratios: Mapping[str, float]
   refused: collections.Counter = dataclasses.field(
@@ -105,7 +103,8 @@ class Lesson:
     residuals: what THL could not carry, by sender.
     metrics: what else there is to say of how the lesson came about, nested.
     peer_records: of peers, that were about this round's prompts.
-    peer_records_unused: of peers, that were about others.
+    peer_records_unused: of peers, that were about others, or older than others
+      of the same peer and prompt.
   """
 
   own: Sequence[Row]

@@ -36,7 +36,7 @@ def carry(
   if settings.prp.level == 'token':
     rows = [row._replace(chunk=_each(len(row.ids))) for row in rows]
   if settings.prp.denominators == 'recompute':
-    scores = learner.score(rows, False)
+    scores = learner.score(rows)
     rows = [
       row._replace(old_logp=logp)
       for row, logp in zip(rows, scores, strict=True)

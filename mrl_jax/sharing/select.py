@@ -93,14 +93,8 @@ def random(offers: Offers, own: Own, learner: lesson.Learner) -> Offers:
   count = len(balanced(offers, own, learner))
   prompts = sorted({offer.prompt for offer in offers})
   drawn = learner.rng.choice(prompts, count, replace=False) if count else []
-  by_prompt = {
-    prompt: [offer for offer in offers if offer.prompt == prompt]
-    for prompt in sorted(int(prompt) for prompt in drawn)
-  }
-  return [
-    candidates[learner.rng.integers(len(candidates))]
-    for candidates in by_prompt.values()
-  ]
+  offers = [offer for offer in offers if offer.prompt in drawn]
+  return at_most(offers, 1, learner.rng)
 
 
 def at_most(

@@ -149,9 +149,7 @@ class Packer:
     advantage_B1 = np.zeros((size, 1), np.float32)
     chunk_BT = np.zeros((size, length), np.int32)
     mask_BT = np.zeros((size, length), bool)
-    reference_logp_BT = None
-    if self.reference:
-      reference_logp_BT = np.zeros((size, length), np.float32)
+    reference_logp_BT = np.zeros((size, length), np.float32)
     for b, (row, weight) in enumerate(weighed):
       prompt, n = prompt_ids[row.prompt], len(row.ids)
       tokens_BS[b, self.context - len(prompt) : self.context] = prompt
@@ -166,11 +164,7 @@ class Packer:
         reference_logp_BT[b, :n] = row.reference_logp
 
     def by_micro(x):
-      return (
-        None
-        if x is None
-        else x.reshape(-1, min(size, self.micro_rows), x.shape[1])
-      )
+      return x.reshape(-1, min(size, self.micro_rows), x.shape[1])
 
     return update.Rows(
       tokens_BS=by_micro(tokens_BS),
@@ -181,7 +175,7 @@ class Packer:
       mask_BT=by_micro(mask_BT),
       chunk_BT=by_micro(chunk_BT),
       mini_batch_B1=by_micro(np.full((size, 1), mini_batch, np.float32)),
-      reference_logp_BT=by_micro(reference_logp_BT),
+      reference_logp_BT=by_micro(reference_logp_BT) if self.reference else None,
     )
 
 

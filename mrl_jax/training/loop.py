@@ -196,7 +196,9 @@ def make_lesson(
     sampled.prompts,
     job.judge,
     job.limits,
-    rng=np.random.default_rng([job.config.seed, round, _number(name)]),
+    rng=np.random.default_rng(
+      [job.config.seed, round, zlib.crc32(name.encode())]
+    ),
     ratios=capability.ratios(accuracies, name),
   )
   lesson = job.method.lesson(sampled.groups, received, learner, sampled.kept)
@@ -317,10 +319,6 @@ def _timing(job, progress) -> dict:
       for sender, seconds in ledger.waited.items()
     },
   }
-
-
-def _number(name: str) -> int:
-  return zlib.crc32(name.encode())
 
 
 def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:

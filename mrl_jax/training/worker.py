@@ -231,7 +231,6 @@ class Worker:
       return judge(payload, 'stop', prompts[prompt].answer)[1] == 'correct'
 
     return lesson_lib.Learner(
-      name=self.name,
       tokenizer=self.tokenizer,
       limits=limits,
       judge=judge_rollout,

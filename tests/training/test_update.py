@@ -198,6 +198,21 @@ def test_entropy_is_a_bonus_where_it_has_a_weight():
   assert entropies[0.5] == sorted(set(entropies[0.5]))
 
 
+def test_peers_rows_have_no_entropy_bonus():
+  def nothing(logp_BT, rows):
+    del rows
+    return 0 * logp_BT, {}
+
+  place = mesh(1, 1, 1)
+  both = {'own': nothing, 'peer': nothing}
+  step = update.build(MODEL, OPTIMIZER, place, both, 64, entropy_weight=0.5)
+  params = state_lib.init_params(MODEL, place, jax.random.key(0))
+  state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
+  _, statistics = step(state, {'own': rows(), 'peer': rows()})
+  assert statistics['own/loss'] < 0
+  assert statistics['peer/loss'] == 0
+
+
 def test_some_statistics_are_maxima():
   def spread(logp_BT, rows):
     return logp_BT, {

@@ -155,9 +155,9 @@ def test_scores_are_what_the_sampler_gave_at_temperature_one():
     for p, group in enumerate(sample())
     for rollout in group
   ]
-  for row, logp in zip(rows, learner().score(rows, False), strict=True):
+  for row, logp in zip(rows, learner().score(rows), strict=True):
     np.testing.assert_allclose(logp, row.old_logp, atol=1e-5)
-  assert learner().score([], False) == []
+  assert learner().score([]) == []
 
 
 def test_a_learner_verifies_with_its_own_judge():
