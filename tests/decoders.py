@@ -27,7 +27,8 @@ def logits(decoder, tokens_BS, valid_BS=None) -> np.ndarray:
   """Of the next token at every position, by one full forward pass."""
   if valid_BS is None:
     valid_BS = np.ones(tokens_BS.shape, bool)
-  return _logits(*nnx.split(decoder), tokens_BS, valid_BS)
+  graphdef, params = nnx.split(decoder)
+  return _logits(graphdef, params, tokens_BS, valid_BS)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -21,6 +21,7 @@ TRAIN = {
   'mlp': 'tensor',
   'head': None,
   'norm': None,
+  'rank': None,
 }
 # While sampling each token would gather them again, so `fsdp` holds copies.
 DECODE = {**TRAIN, 'embed': None}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mrl_jax.config import ModelConfig
+from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import logps
 from mrl_jax.models import sharding
@@ -195,21 +195,22 @@ def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
 
 
 def build(model: ModelConfig, mesh: Mesh, **settings):
-  """Jits `sample(params, prompt_PC, valid_PC, key, temperature) -> Samples`.
+  """Jits `sample(params, frozen, prompt_PC, valid_PC, key, temperature)`.
 
   Args:
     model: the policy's architecture.
-    mesh: of the parameters, placed by `sharding.DECODE`; the prompts are spread
+    mesh: of both parts of the parameters (those that are trained and those that
+      adapters leave), placed by `sharding.DECODE`; the prompts are spread
       over it, which has to divide their number.
     **settings: the keyword arguments of `sample`.
   """
-  graphdef, params = decoder_lib.abstract(model)
+  graphdef, *parts = decoder_lib.abstract(model)
   rows, one = sharding.rows(mesh), sharding.replicated(mesh)
-  places = sharding.params(params, mesh, sharding.DECODE)
+  places = [sharding.params(part, mesh, sharding.DECODE) for part in parts]
   return jax.jit(
-    lambda params, *args: sample(
-      nnx.merge(graphdef, params), *args, **settings
+    lambda params, frozen, *args: sample(
+      nnx.merge(graphdef, params, frozen), *args, **settings
     ),
-    in_shardings=(places, rows, rows, one, one),
+    in_shardings=(*places, rows, rows, one, one),
     out_shardings=rows,
   )

@@ -4,9 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mrl_jax.architecture import Lora
+from mrl_jax.architecture import Rope
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import logps
+from mrl_jax.models import rope
 from tests import decoders
 from tests import examples
 
@@ -43,6 +46,9 @@ def reference_logits(
   def array(param):
     return np.asarray(param[...], np.float64)
 
+  def weight(projection):
+    return array(projection.weight)
+
   def norm(x, module):
     root = np.sqrt((x**2).mean(-1, keepdims=True) + eps)
     return x / root * (array(module.scale) + offset)
@@ -62,9 +68,8 @@ def reference_logits(
 
   def attend(x_TD, attention):
     q_DHE, k_DKE, v_DKE, o_HED = map(
-      array, (attention.q_DHE, attention.k_DKE, attention.v_DKE,
-              attention.o_HED)
-    )  # fmt: skip
+      weight, (attention.q, attention.k, attention.v, attention.o)
+    )
     out_TD = np.zeros_like(x_TD)
     for head in range(q_DHE.shape[1]):
       shared = head * k_DKE.shape[1] // q_DHE.shape[1]
@@ -82,8 +87,8 @@ def reference_logits(
   for block in decoder.blocks:
     x_TD = x_TD + attend(norm(x_TD, block.attention_norm), block.attention)
     h_TD, mlp = norm(x_TD, block.mlp_norm), block.mlp
-    gated_TF = act(h_TD @ array(mlp.gate_DF)) * (h_TD @ array(mlp.up_DF))
-    x_TD = x_TD + gated_TF @ array(mlp.down_FD)
+    gated_TF = act(h_TD @ weight(mlp.gate)) * (h_TD @ weight(mlp.up))
+    x_TD = x_TD + gated_TF @ weight(mlp.down)
   tied = decoder.unembed_DV is None
   return norm(x_TD, decoder.final_norm) @ (
     embed_VD.T if tied else array(decoder.unembed_DV)
@@ -189,7 +194,7 @@ def test_rotation_depends_on_relative_positions_only():
 
   def score(q_at, k_at):
     turned = (
-      decoder_lib.rotate(x, *decoder_lib.rotary(jnp.full((1, 1), at), 8, 100.0))
+      rope.rotate(x, *rope.rotary(jnp.full((1, 1), at), 8, Rope(base=100.0)))
       for x, at in ((q, q_at), (k, k_at))
     )
     return float((next(turned) * next(turned)).sum())
@@ -214,9 +219,105 @@ def test_families_differ_as_they_say():
 
 
 def test_rms_norm_worked_by_hand():
-  norm = decoder_lib.RMSNorm(2, examples.model())
+  norm = decoder_lib.RMSNorm(examples.model(d_model=2), 'D')
   norm.scale[...] = jnp.array([1.0, 2.0])
   # sqrt((9 + 16) / 2) = 3.5355.
   np.testing.assert_allclose(
     norm(jnp.array([[3.0, 4.0]])), [[0.8485281, 2.2627417]], rtol=1e-5
   )
+
+
+def adapted():
+  """A decoder with adapters that change something."""
+  lora = Lora(rank=2, alpha=3, target_modules=('q_proj', 'o_proj', 'up_proj'))
+  model = examples.model(qkv_bias=True, lora=lora)
+  graphdef, params, frozen = decoder_lib.split(
+    decoder_lib.Decoder(model, nnx.Rngs(0))
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.normal(size=x.shape, scale=0.3).astype(np.float32), params
+  )
+  return nnx.merge(graphdef, params, frozen)
+
+
+def test_adapters_add_a_product_of_low_rank():
+  attention = adapted().blocks[0].attention
+  x_BTD = jax.random.normal(jax.random.key(0), (1, 3, 32))
+  q, a, b = (
+    np.asarray(x[...], np.float64)
+    for x in (
+      attention.q.weight, attention.q.adapter.a, attention.q.adapter.b
+    )
+  )  # fmt: skip
+  # alpha / rank is 1.5.
+  expected = np.einsum(
+    'BTD,DHE->BHTE', x_BTD, q + 1.5 * np.einsum('DR,RHE->DHE', a, b)
+  )
+  np.testing.assert_allclose(attention.q(x_BTD), expected, atol=1e-5)
+  assert attention.k.adapter is None
+
+
+def test_adapters_that_begin_change_nothing():
+  lora = Lora(rank=2, alpha=3, target_modules=('v_proj', 'down_proj'))
+  with_them = decoder_lib.Decoder(examples.model(lora=lora), nnx.Rngs(0))
+  _, _, frozen = decoder_lib.split(with_them)
+  without = nnx.merge(
+    decoder_lib.abstract(examples.model())[0], frozen, decoder_lib.NO_PARAMS
+  )
+  tokens_BT = jax.random.randint(jax.random.key(1), (2, 7), 0, 48)
+  np.testing.assert_array_equal(
+    decoders.logits(with_them, tokens_BT), decoders.logits(without, tokens_BT)
+  )
+
+
+@pytest.mark.parametrize('remat', ['dots', 'block'])
+def test_remat_changes_neither_value_nor_gradient(remat):
+  tokens_BT = jax.random.randint(jax.random.key(1), (2, 7), 0, 48)
+
+  def gradient(**changes):
+    graphdef, params, _ = decoder_lib.split(
+      decoder_lib.Decoder(examples.model(**changes), nnx.Rngs(0))
+    )
+
+    def total(params):
+      network = nnx.merge(graphdef, params)
+      positions_BT, mask_BTT = logps.prompt_layout(jnp.ones((2, 7), bool))
+      hidden_BTD, _ = network(tokens_BT, positions_BT, mask_BTT)
+      return (hidden_BTD * jnp.arange(32.0)[None, None, :]).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(total))(params)
+    return jax.jit(jax.value_and_grad(total))(params), str(jaxpr)
+
+  (value, plain), program = gradient()
+  (again, saved), less = gradient(remat=remat)
+  assert float(value) == pytest.approx(float(again), rel=1e-6)
+  for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(saved), strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+  # The feed-forward products of two layers are computed again, or not.
+  assert less.count('dot_general') - program.count('dot_general') == {
+    'dots': 2 * 2, 'block': 2 * 8,
+  }[remat]  # fmt: skip
+
+
+def test_a_window_is_the_last_positions():
+  mask_BTS = jnp.tril(jnp.ones((1, 4, 4), bool))
+  np.testing.assert_array_equal(
+    decoder_lib.window_mask(mask_BTS, 0, 2)[0],
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+  )
+  one_B1S = jnp.ones((1, 1, 6), bool)
+  # A token at slot 4 sees slots 3 and 4; what is not written yet is masked
+  # by the sampler.
+  np.testing.assert_array_equal(
+    decoder_lib.window_mask(one_B1S, 4, 2)[0, 0], [0, 0, 0, 1, 1, 1]
+  )
+
+
+def test_a_cap_worked_by_hand():
+  # 2 tanh(1 / 2) = 0.92423.
+  x = jnp.array([1.0, 100.0])
+  np.testing.assert_allclose(
+    decoder_lib.soft_cap(x, 2.0), [0.924234, 2.0], 1e-6
+  )
+  assert decoder_lib.soft_cap(x, 0) is x

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mrl_jax import config as config_lib
+from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import logps
 from mrl_jax.models import sharding
@@ -174,6 +175,7 @@ def test_a_mesh_gives_what_one_device_gives(shape):
   with jax.set_mesh(mesh):
     samples = jitted(
       jax.device_put(params, places),
+      decoder_lib.NO_PARAMS,
       PROMPT_PC,
       VALID_PC,
       jax.random.key(0),

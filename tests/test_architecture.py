@@ -1,0 +1,27 @@
+import pytest
+
+from mrl_jax import checks
+from mrl_jax.architecture import Lora
+from tests import examples
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'num_kv_heads': 3}, 'num_kv_heads = 3 does not divide num_heads = 4'),
+    ({'head_dim': 7}, 'head_dim = 7 must be even'),
+    ({'dtype': 'float16'}, "unknown dtype 'float16'"),
+    ({'param_dtype': 'bf16'}, "unknown param_dtype 'bf16'"),
+    ({'remat': 'blocks'}, "unknown remat 'blocks'. Did you mean 'block'"),
+  ],
+)
+def test_what_cannot_be_is_told(changes, message):
+  with pytest.raises(checks.InputError, match=message):
+    examples.model(**changes)
+
+
+def test_adapters_need_known_modules():
+  with pytest.raises(checks.InputError, match="Did you mean 'q_proj'"):
+    Lora(rank=2, alpha=1, target_modules=('q_porj',))
+  with pytest.raises(checks.InputError, match='target_modules is empty'):
+    Lora(rank=2, alpha=1, target_modules=())
