@@ -1,1 +1,1 @@
-"""Rewards: answers are verified on the host, exactly."""
+"""Rewards: answers are verified on the host."""

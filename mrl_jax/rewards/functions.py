@@ -1,10 +1,10 @@
 """Reward functions, and their weighted sum."""
 
-from collections.abc import Callable, Mapping
-import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from mrl_jax import checks
 from mrl_jax import records
+from mrl_jax.rewards import mathematics
 from mrl_jax.rewards import verify
 
 
@@ -21,17 +21,79 @@ def format(verdict: records.Verdict) -> float:
 REWARDS = {'exact': exact, 'format': format}
 
 
-# (payload, finish, gold answer) -> (reward, verdict)
-Judge = Callable[[bytes, records.Finish, str], tuple[float, records.Verdict]]
+VERIFIERS = {
+  'exact': lambda config: verify.Exact(config.marker),
+  'math': lambda config: mathematics.Mathematics(
+    config.marker, config.timeout_s
+  ),
+}
+
+
+class Judge:
+  """Judges completions, given as (payload, finish, gold answer).
+
+      with contextlib.closing(functions.build(config.reward)) as judge:
+        judged = judge.judge_all([(b'= 13', 'stop', '13'), ...])
+
+  Payloads are bytes, of which invalid UTF-8 is replaced. A completion that was
+  cut off has given no answer.
+  """
+
+  def __init__(
+    self,
+    verifier: verify.Exact | mathematics.Mathematics,
+    weights: Mapping[Callable, float],
+  ):
+    """Judges by a verifier, and by weights of reward functions."""
+    self._verifier, self._weights = verifier, weights
+
+  def __call__(
+    self, payload: bytes, finish: records.Finish, gold: str
+  ) -> tuple[float, records.Verdict]:
+    """The reward of a completion, and the verdict on its answer."""
+    return self.judge_all([(payload, finish, gold)])[0]
+
+  def judge_all(
+    self, completions: Sequence[tuple[bytes, records.Finish, str]]
+  ) -> list[tuple[float, records.Verdict]]:
+    """The same of each; many at once are verified in parallel."""
+    answers = [
+      (payload.decode('utf-8', errors='replace'), gold)
+      for payload, finish, gold in completions
+      if finish == 'stop'
+    ]
+    found = iter(self._verifier.verify_all(answers))
+    verdicts = [
+      next(found) if finish == 'stop' else 'unparsable'
+      for _, finish, _ in completions
+    ]
+    return [(self._reward(verdict), verdict) for verdict in verdicts]
+
+  def since_last(self) -> dict[str, int]:
+    """What the verifier met since this was last called, if it counts that."""
+    return self._verifier.since_last()
+
+  def close(self) -> None:
+    self._verifier.close()
+
+  def _reward(self, verdict):
+    return float(
+      sum(weight * reward(verdict) for reward, weight in self._weights.items())
+    )
 
 
 def build(config) -> Judge:
-  """The function that judges completions, from `config.reward`."""
+  """The judge that `config.reward` describes.
+
+  Raises:
+    InputError: it names what is unknown, or not installed.
+  """
   weights = {
     checks.choose(name, REWARDS, 'reward'): weight
     for name, weight in config.weights.items()
   }
-  return functools.partial(judge, marker=config.marker, weights=weights)
+  verifier = checks.choose(config.verifier, VERIFIERS, 'reward.verifier')
+  return Judge(verifier(config), weights)
 
 
 def overlong_penalty(length: int, longest: int, buffer: int) -> float:
@@ -45,29 +107,3 @@ def overlong_penalty(length: int, longest: int, buffer: int) -> float:
   if not buffer:
     return 0.0
   return -min(max(length - (longest - buffer), 0) / buffer, 1.0)
-
-
-def judge(
-  payload: bytes,
-  finish: records.Finish,
-  gold: str,
-  marker: str,
-  weights: Mapping[Callable, float],
-) -> tuple[float, records.Verdict]:
-  """The reward of a completion, and the verdict on its answer.
-
-  A completion that was cut off has given no answer.
-
-  Args:
-    payload: its bytes; invalid UTF-8 is replaced.
-    finish: whether it ended by itself.
-    gold: the right answer.
-    marker: what the answer stands behind.
-    weights: of each reward function.
-  """
-  verdict = 'unparsable'
-  if finish == 'stop':
-    text = payload.decode('utf-8', errors='replace')
-    verdict = verify.verify(text, gold, marker)
-  reward = sum(weight * reward(verdict) for reward, weight in weights.items())
-  return float(reward), verdict

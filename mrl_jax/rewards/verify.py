@@ -4,12 +4,11 @@ Nothing of a completion is evaluated: numbers are read as fractions, and
 anything else is compared as text.
 """
 
+from collections.abc import Sequence
 import fractions
 import re
 
 from mrl_jax import records
-
-NAME = 'exact'  # Of this verifier, in records.
 
 _NUMBER = re.compile(r'-?(\d+(\.\d*)?|\.\d+)(/\d+)?')
 _MAX_CHARACTERS = 100  # Of an answer; longer ones are compared as text.
@@ -34,12 +33,41 @@ def verify(text: str, gold: str, marker: str) -> records.Verdict:
     return 'unparsable'
   if marker in gold:
     gold = answer(gold, marker)
-  gold = ' '.join(gold.split())
+  return 'correct' if same(given, ' '.join(gold.split())) else 'wrong'
+
+
+def same(given: str, gold: str) -> bool | None:
+  """Whether two answers are equal; None if they differ and one is no number."""
   if given == gold:
-    return 'correct'
-  number = _number(given)
-  same = number is not None and number == _number(gold)
-  return 'correct' if same else 'wrong'
+    return True
+  numbers = _number(given), _number(gold)
+  return None if None in numbers else numbers[0] == numbers[1]
+
+
+class Exact:
+  """The verifier of a run.
+
+      with contextlib.closing(Exact(marker='####')) as verifier:
+        verdicts = verifier.verify_all([('so it is #### 13', '13'), ...])
+
+  `mathematics.Mathematics` is the other one.
+  """
+
+  def __init__(self, marker: str):
+    self._marker = marker
+
+  def verify_all(
+    self, answers: Sequence[tuple[str, str]]
+  ) -> list[records.Verdict]:
+    """The verdict on each (completion, gold answer)."""
+    return [verify(text, gold, self._marker) for text, gold in answers]
+
+  def since_last(self) -> dict[str, int]:
+    """Nothing: its verdicts, which are in records, say it all."""
+    return {}
+
+  def close(self) -> None:
+    """There is nothing to close."""
 
 
 def _number(text: str) -> fractions.Fraction | None:

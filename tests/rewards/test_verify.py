@@ -15,6 +15,7 @@ from mrl_jax.rewards import verify
     ('= 3 4 9', '3 4 9', 'correct'),
     ('=  3  4 9 ', '3 4 9', 'correct'),
     ('= 349', '3 4 9', 'wrong'),
+    ('= 3 4 8', '3 4 9', 'wrong'),
     ('= -2', '-2', 'correct'),
     ('= 1/0', '0', 'wrong'),
     ('= 1e3', '1000', 'wrong'),

@@ -1,0 +1,185 @@
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mrl_jax.rewards import processes
+
+ROOT = pathlib.Path(__file__).parents[2]
+OBEY = 'tests.children:obey'
+
+
+@pytest.fixture(scope='module')
+def pool():
+  with contextlib.closing(processes.Pool(OBEY, 30.0, processes=2)) as pool:
+    yield pool
+
+
+@pytest.fixture(scope='module')
+def hasty_pool():
+  with contextlib.closing(processes.Pool(OBEY, 0.5, processes=2)) as pool:
+    yield pool
+
+
+def alive(pid):
+  """Whether there is such a process, which has not ended."""
+  try:
+    stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
+  except FileNotFoundError:
+    return False
+  return stat.rpartition(')')[2].split()[0] != 'Z'
+
+
+def eventually(condition):
+  end = time.monotonic() + 10.0
+  while not condition() and time.monotonic() < end:
+    time.sleep(0.01)
+  return condition()
+
+
+def both(pool):
+  """The ids of the two processes of a pool; it takes a while to start them."""
+  pids = set()
+
+  def found():
+    pids.update(pool.map([('ask',)] * 2))
+    return len(pids) == 2
+
+  assert eventually(found)
+  return pids
+
+
+def test_replies_are_in_the_order_of_requests(pool):
+  assert pool.map([('count', 'x' * n) for n in range(50)]) == [
+    str(n) for n in range(50)
+  ]
+  assert pool.map([]) == []
+
+
+@pytest.mark.parametrize(
+  'text', ['\0', 'a\nb\r\n', '\ud800', '\udc80\ud83d', 'é€😀', '"\\', ' ']
+)
+def test_any_text_crosses(pool, text):
+  assert pool.map([('count', text)]) == [str(len(text))]
+
+
+def test_several_processes_work(pool):
+  pids = both(pool)
+  assert {*pool.map([('ask',)] * 50)} == pids
+  assert str(os.getpid()) not in pids
+
+
+def test_they_have_loaded_no_more_than_they_need(pool):
+  assert pool.map([('modules',)]) == ['mrl_jax']
+
+
+@pytest.mark.parametrize('order', ['sleep', 'hang'])
+def test_what_takes_forever_is_stopped_at_its_deadline(hasty_pool, order):
+  hasty_pool.map([('count',)] * 2)  # They have started.
+  began = time.monotonic()
+  replies = hasty_pool.map([('count', 'x'), (order,), ('count', 'xx')])
+  assert replies == ['1', 'timeout', '2']
+  assert 0.5 <= time.monotonic() - began < 5.0
+  assert hasty_pool.map([('count',)] * 4) == ['0'] * 4
+
+
+def test_a_process_that_cannot_stop_itself_is_stopped(hasty_pool):
+  (pid,) = hasty_pool.map([('ask',)])
+  os.kill(int(pid), signal.SIGSTOP)
+  assert hasty_pool.map([('count', 'x')]) == ['timeout']
+  assert hasty_pool.map([('count', 'x')]) == ['1']
+
+
+@pytest.mark.parametrize('order', ['eat', 'raise'])
+def test_what_breaks_its_process_is_told_from_the_rest(pool, order):
+  replies = pool.map([('count', 'x'), (order,), ('count', 'xx')])
+  assert replies == ['1', 'crash', '2']
+  assert pool.map([('count',)] * 4) == ['0'] * 4
+
+
+def test_a_process_that_somebody_kills_is_a_crash(pool):
+  (pid,) = pool.map([('ask',)])
+  # That of `pid` is the first to be idle, and gets the first request.
+  timer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
+  timer.start()
+  assert pool.map([('sleep',)]) == ['crash']
+  assert pool.map([('count', 'x')]) == ['1']
+
+
+def test_an_idle_process_that_was_killed_costs_no_request(pool):
+  (pid,) = pool.map([('ask',)])
+  os.kill(int(pid), signal.SIGKILL)
+  assert eventually(lambda: not alive(pid))
+  assert pool.map([('count', 'x')] * 3) == ['1'] * 3
+
+
+def test_closing_ends_all_and_is_final():
+  pool = processes.Pool(OBEY, 30.0, processes=2)
+  pids = both(pool)
+  assert all(map(alive, pids))
+  began = time.monotonic()
+  pool.close()
+  pool.close()
+  assert time.monotonic() - began < 1.0
+  assert not any(map(alive, pids))
+  with pytest.raises(RuntimeError, match='closed'):
+    pool.map([('count',)])
+
+
+def test_an_interruption_leaves_no_stale_reply(pool):
+  def interrupt(*_):
+    raise KeyboardInterrupt
+
+  before = signal.signal(signal.SIGALRM, interrupt)
+  try:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+      pool.map([('nap', 'xxx')])
+  finally:
+    signal.signal(signal.SIGALRM, before)
+  # That reply would come while the nap is waited for.
+  assert pool.map([('count', 'x'), ('nap', 'xx')]) == ['1', '2']
+
+
+@pytest.mark.parametrize('by', ['exit', 'kill'])
+def test_nothing_outlives_the_process_that_has_the_pool(by):
+  # Of two processes, one is idle, and one hangs where it reads nothing.
+  script = (
+    'from mrl_jax.rewards import processes\n'
+    f'pool = processes.Pool("{OBEY}", 1.0, processes=2)\n'
+    'pids = set()\n'
+    'while len(pids) < 2: pids |= {*pool.map([("ask",)] * 2)}\n'
+    'print(*pids, flush=True)\n'
+    'if input() == "kill": pool.map([("hang",)])\n'
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', script],
+    cwd=ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  ) as owner:
+    pids = owner.stdout.readline().decode().split()
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    owner.stdin.write(f'{by}\n'.encode())
+    owner.stdin.flush()
+    if by == 'kill':
+      time.sleep(0.3)
+      owner.kill()
+    owner.wait()
+  # One that hangs ends a second after its deadline, by itself.
+  assert eventually(lambda: not any(map(alive, pids)))
+
+
+def test_a_function_that_is_not_there_is_an_error_that_says_so():
+  with (
+    contextlib.closing(processes.Pool('tests.nothing:obey', 1.0)) as pool,
+    pytest.raises(RuntimeError, match=r"No module named 'tests.nothing'"),
+  ):
+    pool.map([('count',)])
