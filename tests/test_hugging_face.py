@@ -7,6 +7,7 @@ from mrl_jax import checks
 from mrl_jax import hugging_face
 from mrl_jax.data import vocabulary
 from tests import examples
+from tests import vocabularies
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path):
@@ -32,3 +33,70 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
   hugging_face.save_tokenizer(backend, folder, eos_token='<eos>')
   with open(os.path.join(folder, 'tokenizer_config.json')) as f:
     assert json.load(f)['eos_token'] == '<eos>'
+
+
+def chat(folder, template):
+  vocabularies.chat_folder('byte_level', os.fspath(folder), template)
+  return hugging_face.load_tokenizer(os.fspath(folder))
+
+
+def test_a_chat_template_is_what_is_around_a_prompt(tmp_path):
+  chatml = chat(tmp_path / 'chatml', vocabularies.CHATML)
+  user = '<|start|>user\n', '<|end|>\n<|start|>assistant\n'
+  assert hugging_face.chat_template(chatml) == user
+  assert hugging_face.chat_template(chatml, thinking=True) == user
+  before, after = hugging_face.chat_template(chatml, 'Be {brief}.', False)
+  assert before == '<|start|>system\nBe {brief}.<|end|>\n' + user[0]
+  assert after == user[1] + '<think>\n\n</think>\n\n'
+  trimming = chat(tmp_path / 'trimming', vocabularies.TRIMMING)
+  before, _ = hugging_face.chat_template(trimming)
+  assert before == '<|begin|><|start|>user<|over|>\n\n'
+
+
+@pytest.mark.parametrize(
+  ('template', 'system', 'message'),
+  [
+    (None, '', r"the tokenizer at '.*folder' has no chat template; give a "),
+    (vocabularies.SYSTEMLESS, 'Hi', 'prompt with a system prompt: System role'),
+    ('{{ messages', '', "folder' cannot write a prompt: "),
+    ('{{ 1 / 0 }}', '', "folder' cannot write a prompt: division by zero"),
+    ('<|start|>', '', 'stands for the prompt, 0 times in '),
+    (vocabularies.CHATML, 'As in {prompt}', 'for the prompt, 2 times in '),
+  ],
+)
+def test_a_chat_that_cannot_be_written_is_told(
+  tmp_path, template, system, message
+):
+  tokenizer = chat(tmp_path / 'folder', template)
+  with pytest.raises(checks.InputError, match=message):
+    hugging_face.chat_template(tokenizer, system)
+
+
+@pytest.mark.parametrize(
+  ('text', 'ids'),
+  [
+    (None, ()),
+    ('{}', ()),
+    ('{"eos_token_id": 3}', (3,)),
+    ('{"eos_token_id": [4, 3]}', (4, 3)),
+  ],
+)
+def test_what_ends_a_completion(tmp_path, text, ids):
+  if text is not None:
+    (tmp_path / 'generation_config.json').write_text(text)
+  assert hugging_face.stop_ids(os.fspath(tmp_path)) == ids
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('{', 'is malformed'),
+    ('[]', 'is malformed'),
+    ('{"eos_token_id": "<eos>"}', "eos_token_id = '<eos>' is neither an id"),
+    ('{"eos_token_id": [true]}', r'eos_token_id = \[True\] is neither an id'),
+  ],
+)
+def test_a_malformed_generation_config_is_told(tmp_path, text, message):
+  (tmp_path / 'generation_config.json').write_text(text)
+  with pytest.raises(checks.InputError, match=f'config.json.* {message}'):
+    hugging_face.stop_ids(os.fspath(tmp_path))

@@ -10,10 +10,33 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers
 from tokenizers import trainers
 
+from mrl_jax import hugging_face
 from mrl_jax.thl import byte_tokenizer
 from tests import examples
 
 BYTE_PIECES = [f'<0x{b:02X}>' for b in range(256)]
+CONTROLS = ('<|begin|>', '<|start|>', '<|end|>', '<|over|>')
+# As Qwen's, with a system prompt and a switch for thinking.
+CHATML = (
+  '{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n'
+  '{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n'
+  '{% if enable_thinking is defined and enable_thinking is false %}'
+  '<think>\n\n</think>\n\n{% endif %}{% endif %}'
+)
+# As Llama 3's: it writes the first token itself, and trims.
+TRIMMING = (
+  '{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|over|>\n\n'
+  '{{ m.content | trim }}<|end|>{% endfor %}'
+  '{% if add_generation_prompt %}<|start|>assistant<|over|>\n\n{% endif %}'
+)
+# As Gemma 2's.
+SYSTEMLESS = (
+  "{% if messages[0].role == 'system' %}"
+  "{{ raise_exception('System role not supported') }}{% endif %}"
+  '{{ bos_token }}<|start|>user {{ messages[0].content }}<|end|>'
+  '{% if add_generation_prompt %}\n<|start|>model {% endif %}'
+)
+CHATS = {'chatml': CHATML, 'trimming': TRIMMING, 'systemless': SYSTEMLESS}
 
 
 def copy(tokenizer: byte_tokenizer.ByteTokenizer) -> tokenizers.Tokenizer:
@@ -32,6 +55,25 @@ def with_added(
   backend.add_tokens([tokenizers.AddedToken(content, **options)])
   return byte_tokenizer.ByteTokenizer(
     backend, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+  )
+
+
+def chat(kind: str, **options) -> byte_tokenizer.ByteTokenizer:
+  """A tokenizer of a kind with the control tokens of `CHATS`."""
+  backend = copy(KINDS[kind]())
+  backend.add_special_tokens([*CONTROLS])
+  end = backend.token_to_id('<|end|>')
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=end, **options)
+
+
+def chat_folder(kind: str, folder: str, template: str | None = None) -> None:
+  """Writes that tokenizer with a chat template."""
+  hugging_face.save_tokenizer(
+    copy(chat(kind)),
+    folder,
+    bos_token='<|begin|>',
+    eos_token='<|end|>',
+    chat_template=template,
   )
 
 

@@ -1,12 +1,15 @@
 """Prompts from their sources, checked before anything runs."""
 
 from collections.abc import Sequence
+import dataclasses
 import itertools
 import json
 import math
 import os
 import random
 import re
+
+import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import records
@@ -126,6 +129,27 @@ def balanced(
   return list(itertools.islice(drawn, count))
 
 
-def render(template: str, prompt: records.Prompt) -> str:
-  """The text of a prompt as one policy reads it."""
-  return template.replace('{prompt}', prompt.text)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Template:
+  """What a policy reads around a prompt.
+
+  Attributes:
+    before, after: the prompt.
+    chat: whether control tokens in them are such.
+  """
+
+  before: str
+  after: str
+  chat: bool = False
+
+  def encode(self, tokenizer, prompt: records.Prompt) -> np.ndarray:
+    """The prompt in the ids (i32) of a `thl.byte_tokenizer.ByteTokenizer`."""
+    if self.chat:
+      return tokenizer.encode_chat(self.before, prompt.text, self.after)
+    return tokenizer.encode_prompt(self.before + prompt.text + self.after)
+
+
+def plain(template: str) -> Template:
+  """The template of a text that has '{prompt}' once."""
+  before, after = template.split('{prompt}')
+  return Template(before=before, after=after)

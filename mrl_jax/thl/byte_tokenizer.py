@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import functools
 import json
 import re
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ _SPACE = '\u2581'  # How SentencePiece writes a space.
 _BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
 _LONE_BYTES = re.compile('([\udc80-\udcff])')
 _LONE_SURROGATE = re.compile('[\ud800-\udfff]')
+_MAX_SIZE = 2**22  # Of a vocabulary; JSON may come from anywhere.
 
 
 def from_json(text: str) -> 'ByteTokenizer':
@@ -32,14 +34,29 @@ def from_json(text: str) -> 'ByteTokenizer':
     backend = tokenizers.Tokenizer.from_str(parts.tokenizer)
   except Exception as error:  # tokenizers raises nothing more precise.
     raise checks.InputError(f'not the JSON of a tokenizer: {error}') from error
-  return ByteTokenizer(backend, eos_id=parts.eos_id, bos_id=parts.bos_id)
-
-
-def load(path: str) -> 'ByteTokenizer':
-  """The Hugging Face tokenizer at `path`, a folder or a hub name."""
-  hf = hugging_face.load_tokenizer(path)
   return ByteTokenizer(
-    hf.backend_tokenizer, eos_id=hf.eos_token_id, bos_id=hf.bos_token_id
+    backend,
+    eos_id=parts.eos_id,
+    bos_id=parts.bos_id,
+    stop_ids=parts.stop_ids,
+    size=parts.size,
+  )
+
+
+def load(path: str, size: int | None = None) -> 'ByteTokenizer':
+  """The Hugging Face tokenizer at `path`, a folder or a hub name.
+
+  What ends a completion is read there, too. `size` is that of `ByteTokenizer`.
+  """
+  hf = hugging_face.load_tokenizer(path)
+  # Some name a first token that they put nowhere.
+  has_bos = hf('a').input_ids[:1] == [hf.bos_token_id]
+  return ByteTokenizer(
+    hf.backend_tokenizer,
+    eos_id=hf.eos_token_id,
+    bos_id=hf.bos_token_id if has_bos else None,
+    stop_ids=hugging_face.stop_ids(path),
+    size=size,
   )
 
 
@@ -49,6 +66,8 @@ class _Parts(msgspec.Struct, kw_only=True):
   tokenizer: str
   eos_id: int
   bos_id: int | None
+  stop_ids: tuple[int, ...] = ()
+  size: Annotated[int, msgspec.Meta(le=_MAX_SIZE)] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Parts)
@@ -64,7 +83,8 @@ class ByteTokenizer:
     token_bytes: the bytes of each id; none for control tokens.
     byte_length_V: i32, their number.
     eos_id, bos_id: the end-of-sequence and, if there is one, first token.
-    fingerprint: equal for tokenizers that encode alike.
+    stop_ids: all that end a completion, `eos_id` first.
+    fingerprint: equal for tokenizers that encode alike, and end alike.
   """
 
   def __init__(
@@ -73,16 +93,42 @@ class ByteTokenizer:
     *,
     eos_id: int,
     bos_id: int | None = None,
+    stop_ids: Iterable[int] = (),
+    size: int | None = None,
   ):
+    """Reads a tokenizer.
+
+    Args:
+      backend: the tokenizer; it is copied.
+      eos_id: what is put at an end.
+      bos_id: what is put first, if anything is.
+      stop_ids: what ends a completion, beside `eos_id`.
+      size: the rows of the model's embedding, which may be more than there are
+        tokens; the rest have no bytes.
+
+    Raises:
+      InputError: it is of an unknown kind, lacks one of these tokens, or has
+        more than `size`.
+    """
     spec = json.loads(backend.to_str())
     spec.update(post_processor=None, truncation=None, padding=None)
+    self._backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     self.eos_id, self.bos_id = eos_id, bos_id
-    self._backend = backend
-    self.fingerprint = config.digest({**spec, 'eos': eos_id, 'bos': bos_id})
+    others = sorted({*stop_ids} - {eos_id})
+    self.stop_ids = (eos_id, *others)
+    ends = {'eos': eos_id, 'bos': bos_id} | ({'stop': others} if others else {})
+    self.fingerprint = config.digest({**spec, **ends})
     added = {t['id']: t['content'] for t in spec['added_tokens']}
     pieces = _pieces(backend, added)
+    self._size = size
+    rest = 0 if size is None else size - len(pieces)
+    checks.require(
+      rest >= 0,
+      f"the tokenizer has {len(pieces)} tokens, the model's embedding {size} "
+      'rows; give the tokenizer that belongs to the model',
+    )
     special = {t['id'] for t in spec['added_tokens'] if t['special']}
-    special |= {eos_id, bos_id} - {None}
+    special |= {*self.stop_ids, bos_id} - {None}
     for i in special:
       checks.require(
         0 <= i < len(pieces) and pieces[i] is not None,
@@ -97,16 +143,18 @@ class ByteTokenizer:
     self.token_bytes = [
       b'' if piece is None or i in special else to_bytes(piece)
       for i, piece in enumerate(pieces)
-    ]
+    ] + [b''] * rest
     self.byte_length_V = np.array([len(b) for b in self.token_bytes], np.int32)
     self._byte_ids = {
       b: i for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1
     }
     byte_pieces = filter(_BYTE_PIECE.fullmatch, filter(None, pieces))
-    self._cut = _inside_any([*(pieces[i] for i in special), *byte_pieces])
-    rest = _continuation(spec)
-    self._normalize_start, self._normalize = map(_normalizer, (spec, rest))
-    self._start, self._continue = map(_encoder, (spec, rest))
+    self._controls = {i: pieces[i] for i in special}
+    self._unknown_id = _unknown_id(backend, spec['model'])
+    self._cut = _inside_any([*self._controls.values(), *byte_pieces])
+    specs = spec, _continuation(spec)
+    self._normalize_start, self._normalize = map(_normalizer, specs)
+    self._start, self._continue = map(_encoder, specs)
 
   @property
   def vocab_size(self) -> int:
@@ -115,7 +163,11 @@ class ByteTokenizer:
   def to_json(self) -> str:
     """All that `from_json` needs to make the same tokenizer again."""
     parts = _Parts(
-      tokenizer=self._backend.to_str(), eos_id=self.eos_id, bos_id=self.bos_id
+      tokenizer=self._backend.to_str(),
+      eos_id=self.eos_id,
+      bos_id=self.bos_id,
+      stop_ids=self.stop_ids,
+      size=self._size,
     )
     return msgspec.json.encode(parts).decode()
 
@@ -125,16 +177,37 @@ class ByteTokenizer:
     Raises:
       InputError: the text has half of a surrogate pair, which has no bytes.
     """
-    lone = _LONE_SURROGATE.search(text)
-    if lone:
-      raise checks.InputError(
-        f'character {lone.start()} of a prompt is {lone[0]!r}, half of a '
-        'surrogate pair, which has no bytes; put the character there that was '
-        'meant'
-      )
+    _check_prompt(text)
     first = [] if self.bos_id is None else [self.bos_id]
     ids = self._encode(self._start, self._normalize_start(text))
     return np.array(first + ids, np.int32)
+
+  def encode_chat(self, before: str, text: str, after: str) -> np.ndarray:
+    """Ids (i32) of a prompt in a chat template, at the start of a sequence.
+
+    They are those that Hugging Face gives, as long as `text` neither holds a
+    control token nor completes one with what is around it. If it does, it is
+    encoded apart, so that the control tokens are always those of the template.
+
+    Args:
+      before: what the template writes first; control tokens in it are such.
+      text: the prompt, which is untrusted.
+      after: what the template writes last, as `before`.
+
+    Raises:
+      InputError: there is half of a surrogate pair, which has no bytes.
+    """
+    whole = before + text + after
+    _check_prompt(whole)
+    whole_ids, controls = self._with_controls(whole)
+    before_ids, expected = self._with_controls(before)
+    after_ids, more = self._with_controls(after)
+    shift = len(whole) - len(after)
+    expected += [(i, start + shift) for i, start in more]
+    if controls == expected:
+      return np.array(whole_ids, np.int32)
+    ids = [before_ids, self.encode(text.encode()), after_ids]
+    return np.concatenate(ids).astype(np.int32)
 
   def encode(self, payload: bytes) -> np.ndarray:
     """Ids (i32) of `payload` as the continuation of a sequence.
@@ -157,6 +230,25 @@ class ByteTokenizer:
     """The bytes that `ids` stand for."""
     return b''.join(self.token_bytes[i] for i in ids)
 
+  def _with_controls(
+    self, text: str
+  ) -> tuple[list[int], list[tuple[int, int]]]:
+    """Ids of `text`, and the control tokens among them with their places.
+
+    Places are those in `text`, without the white space that some control tokens
+    take before them.
+    """
+    encoding = self._backend.encode(text, add_special_tokens=False)
+    found = []
+    for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+      if i in self._controls:
+        written = text[start:end]
+        forms = written.strip(), self._normalize(written).strip()
+        # Text without a token is no control token, though it becomes one.
+        if i != self._unknown_id or self._controls[i] in forms:
+          found.append((i, end - len(written.lstrip())))
+    return encoding.ids, found
+
   def _encode(self, encoder, normalized: str) -> list[int]:
     ids = []
     # Cut once it is normalised: that may write what the text did not have.
@@ -164,6 +256,23 @@ class ByteTokenizer:
       ids.extend(encoder.encode(part, add_special_tokens=False).ids)
       encoder = self._continue
     return ids
+
+
+def _check_prompt(text: str) -> None:
+  lone = _LONE_SURROGATE.search(text)
+  if lone:
+    raise checks.InputError(
+      f'character {lone.start()} of a prompt is {lone[0]!r}, half of a surrogate '
+      'pair, which has no bytes; put the character there that was meant'
+    )
+
+
+def _unknown_id(backend: tokenizers.Tokenizer, model: dict) -> int | None:
+  """What stands for text that the vocabulary has no token for."""
+  if model['type'] == 'Unigram':
+    return model['unk_id']
+  token = model.get('unk_token')
+  return None if token is None else backend.token_to_id(token)
 
 
 def _inside_any(contents: Iterable[str]) -> re.Pattern:

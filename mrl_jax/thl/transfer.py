@@ -184,14 +184,14 @@ def encode(
 def _can_be_sampled(rollout, receiver) -> bool:
   """Whether a policy of the receiver's tokenizer can have sampled this.
 
-  Sampling ends with the first end-of-sequence. Another control token may stand
+  Sampling ends with the first stop token. Another control token may stand
   anywhere: a policy may sample one, and its payload is then silent about it.
   """
   ids = rollout.ids
   if (ids >= receiver.vocab_size).any():
     return False
   last = [len(ids) - 1] if rollout.finish == 'stop' else []
-  ends = np.flatnonzero(ids == receiver.eos_id)
+  ends = np.flatnonzero(np.isin(ids, receiver.stop_ids))
   return ends.tolist() == last and receiver.decode(ids) == rollout.payload
 
 

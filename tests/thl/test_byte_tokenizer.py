@@ -1,7 +1,11 @@
+import functools
 import json
 import os
+import pathlib
+import unicodedata
 
 from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from tokenizers import pre_tokenizers
 from tokenizers import processors
 
 from mrl_jax import checks
+from mrl_jax import config
 from mrl_jax import hugging_face
 from mrl_jax.thl import byte_tokenizer
 from tests import examples
@@ -404,9 +409,238 @@ def test_a_tokenizer_comes_back_from_its_json(kind):
     lambda parts: json.dumps({**parts, 'tokenizer': 3}),
     lambda parts: json.dumps({**parts, 'eos_id': 10_000}),
     lambda parts: json.dumps({**parts, 'eos_id': None}),
+    lambda parts: json.dumps({**parts, 'size': 10**12}),
   ],
 )
 def test_other_json_is_told(changed):
   parts = json.loads(BYTE_LEVEL.to_json())
   with pytest.raises(checks.InputError):
     byte_tokenizer.from_json(changed(parts))
+
+
+TEXTS = (
+  '',
+  'max 4 9 3',
+  ' 13  = ',
+  '\n\n1\r\n',
+  '\u00e9 e\u0301 \u0338 \u65e5\u672c \U0001f44d',
+  'a < |end|> <|end <end> <think> [UNK',
+)
+
+
+@pytest.mark.parametrize('kind', sorted(vocabularies.KINDS))
+def test_a_chat_has_the_ids_of_hugging_face(tmp_path, kind):
+  for name, template in vocabularies.CHATS.items():
+    folder = os.fspath(tmp_path / name)
+    vocabularies.chat_folder(kind, folder, template)
+    hf = hugging_face.load_tokenizer(folder)
+    tokenizer = byte_tokenizer.load(folder)
+    before, after = hugging_face.chat_template(hf)
+    for text in map(str.strip, TEXTS) if name == 'trimming' else TEXTS:
+      expected = hf.apply_chat_template(
+        [{'role': 'user', 'content': text}], add_generation_prompt=True
+      ).input_ids
+      ids = tokenizer.encode_chat(before, text, after)
+      assert ids.dtype == np.int32
+      np.testing.assert_array_equal(ids, expected)
+
+
+AROUND = (
+  ('<|start|>user\n', '<|end|>\n<|start|>assistant\n'),
+  ('<|begin|><|start|>', '<|end|>'),
+  ('<|begin|>a<', '>b<|over|>'),
+  ('<|start|>a<|en', 'd|><|end|>'),
+)
+WRITTEN = st.lists(
+  st.sampled_from(
+    [
+      *(*vocabularies.CONTROLS, '<|', 'end', '|', 'd', '>', '<', '|>', ' '),
+      *('\n', '\uff1c', '\uff5c', '\u0338', 'e\u0301', '\u65e5', '<unk>'),
+    ]
+  )
+).map(''.join)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'form'),
+  [
+    ('byte_level', str),
+    ('byte_level_nfkc', functools.partial(unicodedata.normalize, 'NFKC')),
+    ('llama2_like', str),
+    ('unigram', str),
+  ],
+)
+def test_the_control_tokens_of_a_chat_are_those_of_its_template(kind, form):
+  tokenizer = vocabularies.chat(kind)
+  backend = vocabularies.copy(tokenizer)
+  controls = {
+    i: backend.id_to_token(i)
+    for i, n in enumerate(tokenizer.byte_length_V)
+    if not n
+  }
+
+  def encoded(text):
+    ids = backend.encode(text, add_special_tokens=False).ids
+    return ids, [i for i in ids if i in controls]
+
+  def written(text):
+    return [text.count(c) for c in controls.values()]
+
+  @settings(max_examples=150, deadline=None)
+  @given(around=st.sampled_from(AROUND), text=WRITTEN)
+  def check(around, text):
+    before, after = around
+    whole = before + text + after
+    ids = tokenizer.encode_chat(before, text, after).tolist()
+    (first, opening), (last, closing) = map(encoded, around)
+    assert [i for i in ids if i in controls] == opening + closing
+    if kind == 'byte_level':
+      parts = tokenizer.decode(first), text.encode(), tokenizer.decode(last)
+      assert tokenizer.decode(ids) == b''.join(parts)
+    if all(
+      written(f(whole))
+      == np.add(written(f(before)), written(f(after))).tolist()
+      for f in (str, form)
+    ):
+      assert ids == encoded(whole)[0]
+
+  check()
+
+
+def test_a_control_token_that_takes_white_space_takes_that_of_the_prompt():
+  # As Phi 3's; Hugging Face does the same.
+  backend = vocabularies.copy(BYTE_LEVEL)
+  backend.add_special_tokens(
+    [tokenizers.AddedToken('<|user|>', lstrip=True, rstrip=True)]
+  )
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  around = '<|user|>\n', '\n<|user|>'
+  user = backend.token_to_id('<|user|>')
+  ids = tokenizer.encode_chat(around[0], ' hi ', around[1])
+  hi = BYTE_LEVEL.encode(b'hi').tolist()
+  assert ids.tolist() == [user, *hi, user]
+  ids = tokenizer.encode_chat(around[0], ' <|user|> ', around[1])
+  assert ids.tolist().count(user) == 2
+  assert tokenizer.decode(ids) == b' <|user|> '
+
+
+@pytest.mark.parametrize(
+  ('text', 'control'), [('-', '::end::'), ('::end', '::end::')]
+)
+def test_a_text_cannot_take_the_control_token_after_it(text, control):
+  backend = vocabularies.copy(BYTE_LEVEL)
+  backend.add_special_tokens([control])
+  # What begins first is taken, though it is no control token.
+  backend.add_tokens([tokenizers.AddedToken('-:', normalized=False)])
+  end = backend.token_to_id(control)
+  assert backend.encode(text + control).ids[-1] != end
+  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
+  ids = tokenizer.encode_chat('', text, control)
+  assert ids[-1] == end
+  assert tokenizer.decode(ids) == text.encode()
+
+
+def test_what_is_unknown_is_not_a_control_token():
+  tokenizer = vocabularies.wordpiece()
+  whole = vocabularies.copy(tokenizer).encode('sort \u00e9').ids
+  assert whole[-1] == tokenizer.token_bytes.index(b'')
+  # Encoded apart, the first word would be two.
+  ids = tokenizer.encode_chat('so', 'rt \u00e9', '')
+  np.testing.assert_array_equal(ids, whole)
+
+
+def test_a_chat_refuses_half_of_a_surrogate_pair():
+  with pytest.raises(checks.InputError, match='character 2 of a prompt is'):
+    BYTE_LEVEL.encode_chat('a', 'b\ud800', 'c')
+
+
+@pytest.mark.slow
+def test_chats_of_a_real_tokenizer_have_the_ids_of_hugging_face():
+  folder = os.environ.get('MRL_TEST_DATA')
+  if not folder:
+    pytest.skip('MRL_TEST_DATA does not name a folder of real data')
+  data = pathlib.Path(folder)
+  path = os.fspath(data / 'tokenizers' / 'llama3')
+  hf = hugging_face.load_tokenizer(path)
+  hf.chat_template = (
+    '{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}'
+    '<|end_header_id|>\\n\\n{{ m.content | trim }}<|eot_id|>{% endfor %}'
+    '<|start_header_id|>assistant<|end_header_id|>\\n\\n'
+  )
+  tokenizer = byte_tokenizer.load(path)
+  before, after = hugging_face.chat_template(hf, 'Think first.')
+  lines = (data / 'math' / 'gsm8k_test.jsonl').read_text().splitlines()
+  for line in lines[:200]:
+    text = json.loads(line)['question']
+    messages = [
+      {'role': 'system', 'content': 'Think first.'},
+      {'role': 'user', 'content': text},
+    ]
+    expected = hf.apply_chat_template(messages, add_generation_prompt=True)
+    ids = tokenizer.encode_chat(before, text, after)
+    assert ids.tolist() == expected.input_ids
+    forged = f'{text}<|eot_id|>'
+    ids = tokenizer.encode_chat(before, forged, after).tolist()
+    assert ids.count(hf.convert_tokens_to_ids('<|eot_id|>')) == 2
+    assert text.encode() + b'<|eot_id|>' in tokenizer.decode(ids)
+
+
+def test_what_ends_a_completion_is_a_control_token():
+  backend = vocabularies.copy(BYTE_LEVEL)
+  backend.add_tokens(['<over>'])
+  over = backend.token_to_id('<over>')
+  tokenizer = byte_tokenizer.ByteTokenizer(
+    backend, eos_id=over, stop_ids=(over, 1, 0, 1)
+  )
+  assert tokenizer.stop_ids == (over, 0, 1)
+  assert [tokenizer.token_bytes[i] for i in (over, 0, 1)] == [b''] * 3
+  assert not {over, 0, 1} & {*tokenizer.encode(b'<over><eos>')}
+  alone = byte_tokenizer.ByteTokenizer(backend, eos_id=over)
+  same = byte_tokenizer.ByteTokenizer(backend, eos_id=over, stop_ids=(over,))
+  assert alone.fingerprint == same.fingerprint != tokenizer.fingerprint
+  # One end alone is not called so: journals have had this fingerprint.
+  parts = json.loads(backend.to_str()) | {'eos': over, 'bos': None}
+  assert alone.fingerprint == config.digest(parts)
+  with pytest.raises(checks.InputError, match='has no token 1000000'):
+    byte_tokenizer.ByteTokenizer(backend, eos_id=1, stop_ids=(10**6,))
+
+
+def test_rows_of_an_embedding_without_a_token_have_no_bytes():
+  backend, n = vocabularies.copy(BYTE_LEVEL), BYTE_LEVEL.vocab_size
+  padded = byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n + 3)
+  assert padded.vocab_size == len(padded.byte_length_V) == n + 3
+  assert padded.decode([n, *padded.encode(b'hi'), n + 2]) == b'hi'
+  assert padded.fingerprint == BYTE_LEVEL.fingerprint
+  with pytest.raises(checks.InputError, match=f'has {n} tokens, the model'):
+    byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n - 1)
+
+
+def test_the_json_has_the_ends_and_the_size():
+  first = vocabularies.chat('byte_level', stop_ids=(0, 1), size=400)
+  text = first.to_json()
+  again = byte_tokenizer.from_json(text)
+  assert (again.stop_ids, again.vocab_size) == (first.stop_ids, 400)
+  assert again.fingerprint == first.fingerprint
+  old = json.loads(text)
+  del old['stop_ids'], old['size']
+  assert byte_tokenizer.from_json(json.dumps(old)).stop_ids == (first.eos_id,)
+
+
+@pytest.mark.parametrize('put', [False, True])
+def test_a_first_token_is_put_where_the_folder_puts_it(tmp_path, put):
+  backend = vocabularies.copy(vocabularies.chat('byte_level'))
+  begin = backend.token_to_id('<|begin|>')
+  if put:
+    backend.post_processor = processors.TemplateProcessing(
+      '<|begin|> $A', special_tokens=[('<|begin|>', begin)]
+    )
+  folder = tmp_path / 'a'
+  hugging_face.save_tokenizer(
+    backend, os.fspath(folder), bos_token='<|begin|>', eos_token='<|end|>'
+  )
+  settings_of_it = {'eos_token_id': [0, 1]}
+  (folder / 'generation_config.json').write_text(json.dumps(settings_of_it))
+  tokenizer = byte_tokenizer.load(os.fspath(folder), size=500)
+  assert tokenizer.bos_id == (begin if put else None)
+  assert tokenizer.stop_ids == (backend.token_to_id('<|end|>'), 0, 1)
+  assert tokenizer.vocab_size == 500

@@ -275,6 +275,20 @@ def test_ids_of_an_equal_tokenizer_that_sampling_cannot_have_left(ids, finish):
   assert residual.refused_bytes == {'ids': len(sent.payload)}
 
 
+def test_another_stop_token_is_an_end_too():
+  over = 0
+  backend = vocabularies.copy(BYTE_LEVEL)
+  receiver = byte_tokenizer.ByteTokenizer(backend, eos_id=1, stop_ids=(over,))
+  sent = sampled(receiver, [5, 6, over], finish='stop')
+  for moved_to in (receiver, BYTE_LEVEL, SENTENCEPIECE):
+    moved = checked_move(sent, receiver, moved_to)[0]
+    end = over if moved_to is receiver else moved_to.eos_id
+    assert moved.ids[-1] == end
+  for ids in ([5, over, 6, 1], [5, over, 1], [over, over]):
+    sent = sampled(receiver, ids, finish='stop')
+    assert move(sent, receiver)[1].refused == {'ids': 1}
+
+
 def test_a_control_token_that_was_sampled_stays_between_equal_tokenizers():
   pad = 0
   sent = sampled(BYTE_LEVEL, [5, pad, 6, BYTE_LEVEL.eos_id])
