@@ -2,6 +2,8 @@
 
 import setuptools
 
+_MATH = 'math-verify[antlr4_13_2]==0.9.*'
+
 setuptools.setup(
   name='mrl_jax',
   version='0.1.0',
@@ -15,8 +17,10 @@ setuptools.setup(
     'flax>=0.12',
     'grain',
     'grpcio',
+    'huggingface_hub',
     'importlib_resources',  # tensorflow-datasets needs it and does not say so.
     'jax>=0.10',
+    'jinja2>=3.1.6',  # transformers needs it and does not say so.
     'matplotlib',
     'ml-collections',
     'msgspec',
@@ -24,14 +28,20 @@ setuptools.setup(
     'optax',
     'orbax-checkpoint',
     'rich',
+    'safetensors',
     'tensorboardX',
     'tensorflow-datasets',
     'tokenizers',
     'transformers>=5',
   ],
   extras_require={
+    'math': [_MATH],
     'bench': ['torch==2.13.0', 'trl==1.16.*'],
-    'test': ['hypothesis', 'ipykernel', 'nbclient', 'pytest', 'trustme'],
+    'parity': ['peft==0.21.*', 'torch==2.13.0'],
+    'test': [
+      *('hypothesis', 'ipykernel', 'nbclient', 'pytest', 'trustme'),
+      _MATH,
+    ],
     'lint': ['pre-commit', 'ruff==0.17.5'],
   },
 )

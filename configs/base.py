@@ -91,6 +91,9 @@ def get_config() -> ml_collections.ConfigDict:
   )
 
   config.reward = ml_collections.ConfigDict()
+  # Or 'math', which takes \boxed{} before a marker, and what is equivalent.
+  config.reward.verifier = 'exact'
+  config.reward.timeout_s = 5.0  # Of 'math', for the comparison of two answers.
   config.reward.marker = '='  # The answer follows the last one.
   config.reward.weights = ml_collections.ConfigDict()
   config.reward.weights.exact = 1.0
@@ -229,19 +232,47 @@ def method():
 
 
 def policy(family, tokenizer, vocab_size, warm_start, **sizes):
-  """A policy; `sizes` are fields of `mrl_jax.config.ModelConfig`."""
+  """A policy; `sizes` are fields of `mrl_jax.architecture.ModelConfig`."""
   config = ml_collections.ConfigDict()
   config.model = ml_collections.ConfigDict(
-    {'family': family, 'dtype': 'float32', **sizes}
+    {
+      'family': family,
+      'dtype': 'float32',  # Of activations; or 'bfloat16'.
+      'param_dtype': 'float32',  # Or 'bfloat16', which loses small updates.
+      # What the backward pass computes again to save memory: 'none', 'dots'
+      # (all but products with weights) or 'block'.
+      'remat': 'none',
+      **sizes,
+    }
   )
+  # A Hugging Face folder, or a hub name, that gives family, sizes, weights and
+  # tokenizer; '' is a random model of the family and sizes above.
+  config.path = ''
+  # Low-rank adapters, which are then all that is trained; rank 0 is none.
+  config.lora = ml_collections.ConfigDict()
+  config.lora.rank = 0
+  config.lora.alpha = 32.0
+  config.lora.target_modules = ('q_proj', 'k_proj', 'v_proj', 'o_proj')
+  # Or 'chat', which is the tokenizer's own.
   config.template = '{prompt}\n'
+  config.system = ''  # The system prompt of a chat.
+  config.thinking = ''  # 'on' or 'off', for chat templates that can.
   # The policies whose records it takes; '*' is all others, () is none.
   config.listens_to = ('*',)
   config.tokenizer = ml_collections.ConfigDict()
-  config.tokenizer.path = ''  # A Hugging Face folder; '' trains one.
+  config.tokenizer.path = ''  # As `path`, which it is by default; or trained.
   config.tokenizer.kind = tokenizer  # 'byte_level' or 'sentencepiece'.
   config.tokenizer.vocab_size = vocab_size
   config.warm_start_families = (*FORMULAS, *warm_start)
+  return config
+
+
+def pretrained(path, template):
+  """A policy that starts as the model at `path`, in bfloat16 but for sums."""
+  config = policy(family='', tokenizer='', vocab_size=1, warm_start=())
+  config.path, config.template = path, template
+  config.model.dtype = 'bfloat16'
+  config.model.remat = 'block'
   return config
 
 
@@ -253,8 +284,14 @@ def peers(policies):
 
 
 def optimizer(learning_rate, warmup_steps, final_fraction, weight_decay):
-  """AdamW: linear warm-up, then cosine to `final_fraction` of the rate."""
+  """Linear warm-up, then cosine to `final_fraction` of the rate."""
   config = ml_collections.ConfigDict()
+  # Or 'adafactor', which has neither b1 nor b2 and next to no state, or 'muon',
+  # which is AdamW for embeddings, norms and biases only, and else has one
+  # moment, of b1. For all three a learning rate means about the same.
+  config.name = 'adamw'
+  # Or 'bfloat16', which halves the state; updates are computed in float32.
+  config.state_dtype = 'float32'
   config.learning_rate = learning_rate
   config.warmup_steps = warmup_steps
   config.final_fraction = final_fraction

@@ -3,6 +3,7 @@
 python launch/bench.py thl --json=thl.json
 python launch/bench.py see --response=4096
 python launch/bench.py policies --up_to=3
+python launch/bench.py memory --chunk=512
 """
 
 from importlib import metadata
@@ -14,6 +15,7 @@ import sys
 from absl import app
 from absl import flags
 from absl import logging
+import bench_memory
 import bench_policies
 import bench_see
 import bench_thl
@@ -28,6 +30,7 @@ BENCHMARKS = {
   'thl': bench_thl.run,
   'see': bench_see.run,
   'policies': bench_policies.run,
+  'memory': bench_memory.run,
 }
 
 

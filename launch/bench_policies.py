@@ -13,6 +13,9 @@ from absl import flags
 from rich import console as console_lib
 from rich import table as table_lib
 
+from mrl_jax.rewards import functions
+from mrl_jax.rewards import verify
+
 # Config files are not installed.
 sys.path.insert(0, os.fspath(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -75,6 +78,17 @@ def run(console: console_lib.Console) -> dict:
   return figures
 
 
+class _InTurn(functions.Judge):
+  """Rewards every other completion, so that there is something to learn."""
+
+  def __init__(self):
+    super().__init__(verify.Exact(marker='='), weights={})
+    self._turns = itertools.count()
+
+  def judge_all(self, completions):
+    return [(float(next(self._turns) % 2), 'correct') for _ in completions]
+
+
 class _Run:
   """A run that has compiled what it needs."""
 
@@ -84,10 +98,8 @@ class _Run:
 
     name = f'{method}-{policies}'
     config = _config(method, policies, os.path.join(folder, 'cache'))
-    turns = itertools.count()
     self._job = dataclasses.replace(
-      job.build(config, os.path.join(folder, name)),
-      judge=lambda *_: (float(next(turns) % 2), 'correct'),
+      job.build(config, os.path.join(folder, name)), judge=_InTurn()
     )
     self._progress = progress.Progress()
     self.seconds(_COMPILED)

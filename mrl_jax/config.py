@@ -1,7 +1,6 @@
-"""The sizes of a model, and checks of a run's config."""
+"""A run's config: its keys, its digest, and what they may be."""
 
 from collections.abc import Mapping
-import dataclasses
 import hashlib
 import json
 import math
@@ -14,59 +13,14 @@ from mrl_jax import records as records_lib
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
 
-_DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
 # Keys that say where things are, not what is done.
 _PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+|peers\.\w+\.address)')
 # Keys in which the processes of one run may differ.
 _OF_PROCESS = re.compile(r'cache_dir|(see|mwra|checkpoint)\..*')
 EVERYBODY = '*'  # All other policies, where policies are listed.
 JOURNALS = ('published', 'all', 'none')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-  """A decoder: its sizes, and what sets its family apart."""
-
-  vocab_size: int
-  num_layers: int
-  d_model: int
-  d_ff: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  activation: str = 'silu'
-  rope_base: float = 10_000.0
-  norm_eps: float = 1e-6
-  norm_offset: bool = False  # Gemma: the norm scales by 1 + w.
-  scale_embeddings: bool = False  # Gemma: embeddings times sqrt(d_model).
-  qk_norm: bool = False  # Qwen3: RMS norm of queries and keys.
-  tie_embeddings: bool = True
-  dtype: str = 'float32'  # Of activations; parameters are float32.
-
-  def __post_init__(self):
-    checks.require(
-      self.num_heads % self.num_kv_heads == 0,
-      f'num_kv_heads = {self.num_kv_heads} does not divide num_heads = '
-      f'{self.num_heads}',
-    )
-    checks.require(
-      self.head_dim % 2 == 0,
-      f'head_dim = {self.head_dim} must be even: rotary embeddings turn pairs',
-    )
-    checks.choose(self.dtype, _DTYPE_BYTES, 'dtype')
-
-  @property
-  def dtype_bytes(self) -> int:
-    return _DTYPE_BYTES[self.dtype]
-
-  @property
-  def num_params(self) -> int:
-    attention = self.d_model * self.head_dim
-    attention *= 2 * (self.num_heads + self.num_kv_heads)
-    norms = 2 * self.d_model + 2 * self.head_dim * self.qk_norm
-    layer = attention + 3 * self.d_model * self.d_ff + norms
-    embeddings = self.vocab_size * self.d_model * (2 - self.tie_embeddings)
-    return self.num_layers * layer + embeddings + self.d_model
+CHAT = 'chat'  # The template that is the tokenizer's own.
+THINKING = {'': None, 'on': True, 'off': False}
 
 
 def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
@@ -78,6 +32,20 @@ def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
     else:
       items[prefix + name] = list(value) if isinstance(value, tuple) else value
   return items
+
+
+def nested(values: Mapping) -> ml_collections.ConfigDict:
+  """The config that `flat` made `values` of."""
+  config = ml_collections.ConfigDict()
+  for key, value in values.items():
+    *folders, name = key.split('.')
+    part = config
+    for folder in folders:
+      if folder not in part:
+        part[folder] = ml_collections.ConfigDict()
+      part = part[folder]
+    part[name] = tuple(value) if isinstance(value, list) else value
+  return config
 
 
 def without_places(values: Mapping) -> dict:
@@ -177,15 +145,39 @@ def _check_policy(name, policy, warm_start_steps):
     f'a policy is called {name!r}; folders and flags are named after it, so it '
     'must be letters, digits and underscores',
   )
+  _check_template(f'policies.{name}', policy)
   checks.require(
-    '{prompt}' in policy.template,
-    f'policies.{name}.template = {policy.template!r} lacks "{{prompt}}"',
+    bool(policy.path) or not policy.lora.rank,
+    f'policies.{name}.lora.rank = {policy.lora.rank} adapts a model that is '
+    f'there; give its policies.{name}.path',
   )
   checks.require(
     bool(policy.warm_start_families) or not warm_start_steps,
     f'policies.{name}.warm_start_families is empty; with '
     '--config.warm_start.steps=0 there is no warm start',
   )
+
+
+def _check_template(key, policy):
+  template = f'{key}.template = {policy.template!r}'
+  checks.choose(policy.thinking, THINKING, f'{key}.thinking')
+  if policy.template == CHAT:
+    checks.require(
+      bool(policy.tokenizer.path or policy.path),
+      f'{template} is the chat template of a Hugging Face folder; give '
+      f'{key}.tokenizer.path or {key}.path',
+    )
+    return
+  checks.require(
+    policy.template.count('{prompt}') == 1,
+    f'{template} must have "{{prompt}}" once, or be {CHAT!r}',
+  )
+  for field in ('system', 'thinking'):
+    checks.require(
+      not policy[field],
+      f'{key}.{field} = {policy[field]!r} is for a chat template; give '
+      f'{key}.template = {CHAT!r} with it, or write it into {template}',
+    )
 
 
 def _check_listens_to(name, listed, policies):
@@ -249,6 +241,7 @@ def _check_capacity(config):
 
 
 _POSITIVE = (
+  'reward.timeout_s',
   'sample.temperature',
   'method.correction.cap',
   'method.prp.max_ratio',
@@ -281,6 +274,8 @@ _RANGES = {
   'policies.NAME.model.num_kv_heads': (1, None),
   'policies.NAME.model.head_dim': (2, None),
   'policies.NAME.tokenizer.vocab_size': (1, 2**20),
+  'policies.NAME.lora.rank': (0, None),
+  'policies.NAME.lora.alpha': (0, None),
   'warm_start.steps': (0, None),
   'warm_start.batch': (1, None),
   'warm_start.rejected_share': (0, 1),

@@ -7,7 +7,7 @@ import ml_collections
 import numpy as np
 
 from configs import base
-from mrl_jax import config
+from mrl_jax import architecture
 from mrl_jax import records
 from mrl_jax.data import vocabulary
 from mrl_jax.sharing import lesson
@@ -44,9 +44,9 @@ SIZES = {
 }
 
 
-def model(**changes) -> config.ModelConfig:
+def model(**changes) -> architecture.ModelConfig:
   """A Llama-like decoder's config."""
-  return config.ModelConfig(
+  return architecture.ModelConfig(
     **{**SIZES, 'tie_embeddings': False, 'norm_eps': 1e-5, **changes}
   )
 

@@ -51,6 +51,10 @@ def test_processes_of_one_run_may_differ_in_where_they_are_and_how_they_wait():
 def test_the_default_is_sound():
   config.check(examples.run_config())
   config.check(examples.run_config(**{'see.capacity_records': 40}))
+  chat = {'template': 'chat', 'system': 'Hi', 'thinking': 'off'}
+  chat = {f'policies.llama.{key}': value for key, value in chat.items()}
+  for path in ('policies.llama.path', 'policies.llama.tokenizer.path'):
+    config.check(examples.run_config(**chat, **{path: 'folder'}))
 
 
 def test_digests_do_not_depend_on_the_order_of_keys():
@@ -66,6 +70,7 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'sample.temperature': 0.0}, 'must be above 0'),
     ({'sample.temperature': math.inf}, 'must be a finite number'),
     ({'reward.weights.exact': math.nan}, 'must be a finite number'),
+    ({'reward.timeout_s': 0.0}, r'reward\.timeout_s = 0.0; it must be above 0'),
     ({'seed': -1}, 'seed = -1; it must be at least 0'),
     ({'seed': 2**40}, 'it must be at most 4294967295'),
     ({'policies.gemma.model.num_layers': 0}, 'num_layers = 0'),
@@ -90,7 +95,12 @@ def test_digests_do_not_depend_on_the_order_of_keys():
     ({'sample.refills': -1}, r'sample\.refills = -1; it must be at least 0'),
     ({'reward.overlong_tokens': 13}, 'is more than sample.max_tokens = 12'),
     ({'sample.long_prompts': 'skpi'}, "Did you mean 'skip'"),
-    ({'policies.llama.template': 'x'}, "policies.llama.template = 'x' lacks"),
+    ({'policies.llama.template': 'x'}, "llama.template = 'x' must have"),
+    ({'policies.llama.template': '{prompt}{prompt}'}, '"{prompt}" once, or'),
+    ({'policies.llama.template': 'chat'}, 'give policies.llama.tokenizer.path'),
+    ({'policies.llama.system': 'Hi'}, "system = 'Hi' is for a chat template"),
+    ({'policies.llama.thinking': 'on'}, "'on' is for a chat template"),
+    ({'policies.llama.thinking': 'of'}, "thinking 'of'. Did you mean 'off'"),
     ({'train.micro_rows': 0}, 'train.micro_rows = 0; it must be above 0'),
     # One peer, 8 prompts, 4 samples and the statistics of each group.
     ({'see.capacity_records': 39}, 'see.capacity_records = 39'),

@@ -1,7 +1,7 @@
 """The architecture's table of levels, held by the imports of every module.
 
   6   launch, configs
-  5   training/loop
+  5   training/loop   export
   4   evaluation   training: what the loop is made of
   3   algorithms   inspection   study   training/{batch,worker}  <- the seam
   2   training/{state,optimizer,update,objectives,checkpoint,metrics,display}
@@ -9,7 +9,7 @@
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
       mwra/{cost,planner}
-  0   records   config   checks   files   hugging_face
+  0   records   architecture   config   checks   files   hugging_face
 
 A module imports from lower levels, or from its own folder. The halves never
 import each other, and below the seam nothing imports both.
@@ -23,6 +23,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 LEVELS = {
   'records': 0,
+  'architecture': 0,
   'config': 0,
   'checks': 0,
   'files': 0,
@@ -52,6 +53,7 @@ LEVELS = {
   'training.worker': 3,
   'evaluation': 4,
   'training': 4,
+  'export': 5,
   'training.loop': 5,
 }
 HOST = {'see', 'thl', 'sharing', 'rewards', 'data', 'mwra'}

@@ -9,6 +9,7 @@ import optax
 
 from mrl_jax import algorithms
 from mrl_jax import config
+from mrl_jax.data import prompts
 from mrl_jax.training import batch
 from mrl_jax.training import worker as worker_lib
 from tests import examples
@@ -19,11 +20,11 @@ def worker() -> worker_lib.Worker:
   """A policy on four devices; what it has learnt is left as it is."""
   tokenizer = examples.tokenizer('byte_level')
   devices = np.array(jax.devices()[:4]).reshape(1, 4, 1)
-  return worker_lib.Worker(
+  worker = worker_lib.Worker(
     'a',
     model=examples.model(vocab_size=tokenizer.vocab_size),
     tokenizer=tokenizer,
-    template='{prompt}\n',
+    template=prompts.plain('{prompt}\n'),
     mesh=Mesh(devices, config.MESH_AXES),
     optimizer=optax.adam(1e-3),
     objectives=algorithms.build(examples.run_config().method).objectives,
@@ -39,3 +40,5 @@ def worker() -> worker_lib.Worker:
     mask_truncated=False,
     key=jax.random.key(0),
   )
+  worker.start_from()
+  return worker

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mrl_jax.config import ModelConfig
+from mrl_jax.architecture import ModelConfig
 
 _FLOAT = 4  # Bytes of a parameter, a gradient or a moment.
 
@@ -16,6 +16,7 @@ class RoundShape:
     prompt_tokens, response_tokens: C and T, padding included.
     micro_rows: rows of one forward and backward pass.
     logit_chunk: tokens whose logits are in memory at once.
+    moment_bytes: of the optimizer's state, a parameter that is trained.
     reference: whether the policy as it began is kept, for a KL penalty.
   """
 
@@ -24,6 +25,7 @@ class RoundShape:
   response_tokens: int
   micro_rows: int
   logit_chunk: int
+  moment_bytes: float = 2 * _FLOAT
   reference: bool = False
 
 
@@ -32,7 +34,8 @@ class Cost:
   """Of one policy, over all its devices together.
 
   Attributes:
-    state_bytes: parameters, the optimizer's two moments, and the reference.
+    state_bytes: parameters, the optimizer's state, and the reference; of all
+      but the parameters only adapters' where there are adapters.
     weight_bytes: one copy of the parameters, to sample from.
     cache_bytes: keys and values while sampling.
     update_bytes: gradients of own and of peer rows, activations of a
@@ -56,22 +59,41 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
   """A first-order estimate: 2 operations a parameter and token forward, 6 with
   the backward pass, and attention over half the slots.
   """
-  weights = model.num_params * _FLOAT
+  weights = model.num_params * model.param_bytes
+  trained, trained_bytes = model.num_params, weights
+  if model.lora is not None:
+    trained = model.num_adapter_params
+    trained_bytes = trained * _FLOAT
+    weights += trained_bytes
   slots = shape.prompt_tokens + shape.response_tokens
   tokens = shape.rows * slots
   kv_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype_bytes
-  layer_widths = 8 * model.d_model + 3 * model.d_ff
-  layer_widths += model.num_heads * slots  # Attention weights of a token.
-  activations = shape.micro_rows * slots * model.num_layers * layer_widths
+  activations = shape.micro_rows * slots * _activations(model, slots)
   logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)
   attention = (
     4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
   )
   return Cost(
-    state_bytes=(3 + shape.reference) * weights,
+    state_bytes=weights
+    + shape.reference * trained_bytes
+    + round(shape.moment_bytes * trained),
     weight_bytes=weights,
     cache_bytes=tokens * model.num_layers * kv_bytes,
-    update_bytes=2 * weights
+    update_bytes=2 * trained * _FLOAT
     + _FLOAT * (activations + 2 * logits * model.vocab_size),
     flops=(2 + 6) * tokens * (model.num_params + attention / 2),
   )
+
+
+def _activations(model, slots) -> int:
+  """Values a token that wait for the backward pass, of all layers."""
+  products = sum(outputs for _, outputs in model.projections.values())
+  layer = 8 * model.d_model + 3 * model.d_ff
+  layer += model.num_heads * slots  # Attention weights of a token.
+  waiting = {
+    'none': layer,
+    'dots': model.d_model + products,
+    'block': model.d_model,
+  }[model.remat]
+  # What is computed again is there for one layer at a time.
+  return model.num_layers * waiting + (layer if waiting < layer else 0)

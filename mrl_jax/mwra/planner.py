@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from mrl_jax import checks
-from mrl_jax.config import ModelConfig
+from mrl_jax.architecture import ModelConfig
 from mrl_jax.mwra import cost as cost_lib
 
 

@@ -6,9 +6,11 @@ import os
 import jax
 import orbax.checkpoint as ocp
 
+from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax.training import state as state_lib
 
+FOLDER = 'checkpoints'  # In a work dir.
 _HOST = '_host'  # No policy is called this.
 
 
@@ -66,6 +68,47 @@ class Checkpoints:
     """Waits until everything is on disk."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def read_params(folder: str, rounds: int | None, name: str, like):
+  """One policy's parameters from the checkpoints of a run, which may go on.
+
+  Args:
+    folder: of the checkpoints.
+    rounds: after how many; None is the newest.
+    name: of the policy.
+    like: shapes and places.
+
+  Returns:
+    The parameters, and after how many rounds they are.
+
+  Raises:
+    InputError: there is no such checkpoint.
+  """
+  # A run that goes on writes there.
+  options = ocp.CheckpointManagerOptions(
+    read_only=True, create=False, save_interval_steps=0, step_prefix='round'
+  )
+  with ocp.CheckpointManager(os.path.abspath(folder), options=options) as saved:
+    known = sorted(saved.all_steps())
+    checks.require(bool(known), f'{folder} has no checkpoint yet')
+    rounds = known[-1] if rounds is None else rounds
+    checks.require(
+      rounds in known,
+      f'{folder} has no checkpoint of {rounds} rounds, but of '
+      f'{", ".join(map(str, known))}',
+    )
+    args = ocp.args.PyTreeRestore(
+      {'params': like},
+      restore_args={
+        'params': jax.tree.map(
+          lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding), like
+        )
+      },
+      partial_restore=True,
+    )
+    found = saved.restore(rounds, args=ocp.args.Composite(**{name: args}))
+  return found[name]['params'], rounds
 
 
 def _abstract(x):

@@ -27,13 +27,14 @@ def show_start(
   table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
   for column in ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
                  'memory each', 'load'):  # fmt: skip
-    table.add_column(column, justify='left' if column == 'policy' else 'right')
+    left = column == 'policy'
+    table.add_column(column, justify='left' if left else 'right', no_wrap=True)
   for name, part in plan.items():
     axes = zip(config.MESH_AXES, part.shape, strict=True)
     memory = part.cost.peak_bytes(part.shape[1]) / len(part.devices) / 2**20
     table.add_row(
       name,
-      f'{part.model.num_params:,}',
+      _parameters(part.model),
       f'{part.model.vocab_size:,}',
       f'{part.devices[0]}-{part.devices[-1]}',
       ', '.join(f'{axis} {n}' for axis, n in axes if n > 1) or 'one device',
@@ -45,6 +46,11 @@ def show_start(
     console.print(f'{name} is not trained here: {place}', markup=False)
   if skipped:
     console.print(f'{skipped:,} prompts are too long and were skipped.')
+
+
+def _parameters(model) -> str:
+  adapters = model.num_adapter_params
+  return f'{model.num_params:,}' + (f' + {adapters:,}' if adapters else '')
 
 
 def show_end(

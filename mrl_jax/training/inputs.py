@@ -11,6 +11,7 @@ import msgspec
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
+from mrl_jax import hugging_face
 from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.data import vocabulary
@@ -30,7 +31,9 @@ class Inputs:
     heldout: prompts of evaluation.
     examples: prompts with worked solutions, for each policy's warm start.
     skipped: how many prompts were left out as too long.
+    folders: of each policy's tokenizer.
     tokenizers: of each policy.
+    templates: of each policy.
     context: C of each policy.
   """
 
@@ -38,15 +41,18 @@ class Inputs:
   heldout: Sequence[records.Prompt]
   examples: Mapping[str, Sequence[records.Prompt]]
   skipped: int
+  folders: Mapping[str, str]
   tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer]
+  templates: Mapping[str, prompts_lib.Template]
   context: Mapping[str, int]
 
   @property
   def digest(self) -> str:
-    """Equal for equal prompts and tokenizers."""
+    """Equal for equal prompts, tokenizers and templates."""
     prompts = msgspec.to_builtins((self.train, self.heldout, self.examples))
     prints = {name: t.fingerprint for name, t in self.tokenizers.items()}
-    return config_lib.digest([prompts, prints])
+    templates = {n: dataclasses.asdict(t) for n, t in self.templates.items()}
+    return config_lib.digest([prompts, prints, templates])
 
 
 def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
@@ -68,15 +74,23 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     name: _examples(every, policy, config)
     for name, policy in config.policies.items()
   }
+  folders = {
+    name: _tokenizer_folder(policy, every, cache)
+    for name, policy in config.policies.items()
+  }
   tokenizers = {
-    name: byte_tokenizer.load(_tokenizer_folder(policy.tokenizer, every, cache))
+    name: byte_tokenizer.load(folders[name], _rows(policy))
+    for name, policy in config.policies.items()
+  }
+  templates = {
+    name: _template(policy, folders[name])
     for name, policy in config.policies.items()
   }
   lengths = {
     name: _lengths(
-      tokenizers[name], policy.template, (*train, *heldout, *examples[name])
+      tokenizer, templates[name], (*train, *heldout, *examples[name])
     )
-    for name, policy in config.policies.items()
+    for name, tokenizer in tokenizers.items()
   }
   long = _too_long(lengths, config.sample)
   short = functools.partial(
@@ -94,17 +108,16 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     heldout=heldout,
     examples=examples,
     skipped=len(long),
+    folders=folders,
     tokenizers=tokenizers,
+    templates=templates,
     context={name: _context(by_id, long) for name, by_id in lengths.items()},
   )
 
 
 def _lengths(tokenizer, template, prompts) -> dict[str, int]:
   """How many tokens a policy reads for each prompt, by its id."""
-  return {
-    p.id: len(tokenizer.encode_prompt(prompts_lib.render(template, p)))
-    for p in prompts
-  }
+  return {p.id: len(template.encode(tokenizer, p)) for p in prompts}
 
 
 def _context(lengths, long) -> int:
@@ -171,10 +184,30 @@ def _check_solutions(name, tokenizer, examples, config) -> None:
       )
 
 
-def _tokenizer_folder(config, prompts, cache) -> str:
+def _rows(policy) -> int | None:
+  """Tokens that the model at a policy's path has embeddings for."""
+  if not policy.path:
+    return None
+  return hugging_face.load_config(policy.path)['vocab_size']
+
+
+def _template(policy, folder) -> prompts_lib.Template:
+  """The template given, or that of the tokenizer of a folder."""
+  if policy.template != config_lib.CHAT:
+    return prompts_lib.plain(policy.template)
+  before, after = hugging_face.chat_template(
+    hugging_face.load_tokenizer(folder),
+    policy.system,
+    config_lib.THINKING[policy.thinking],
+  )
+  return prompts_lib.Template(before=before, after=after, chat=True)
+
+
+def _tokenizer_folder(policy, prompts, cache) -> str:
   """The folder given, or that of a tokenizer trained on these prompts."""
-  if config.path:
-    return config.path
+  config = policy.tokenizer
+  if config.path or policy.path:
+    return config.path or policy.path
   texts = [f'{prompt.text}\n{prompt.solution}' for prompt in prompts]
   texts = [text[:_MAX_CHARACTERS] for text in texts]
   name = f'{config.kind}-{config.vocab_size}-{config_lib.digest(texts)}'

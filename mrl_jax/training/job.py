@@ -19,7 +19,7 @@ from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
 from mrl_jax.data import pipeline
-from mrl_jax.models import families
+from mrl_jax.models import decoder
 from mrl_jax.mwra import cost
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
@@ -31,10 +31,13 @@ from mrl_jax.training import batch
 from mrl_jax.training import inputs
 from mrl_jax.training import optimizer
 from mrl_jax.training import peers
+from mrl_jax.training import pretrained
 from mrl_jax.training import worker as worker_lib
 
 _CONFIG, _CACHE, _JOURNALS = 'config.json', 'cache', 'see'
-_INPUTS = 'inputs'  # The key of their digest, beside those of the config.
+# Beside the keys of the config, a digest of what was read, and the folders of
+# the tokenizers by their policies.
+_INPUTS, TOKENIZERS = 'inputs', 'tokenizers'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,8 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   checks.choose(
     config.train.aggregation, batch.AGGREGATIONS, 'train.aggregation'
   )
+  for phase in ('warm_start', 'train'):
+    optimizer.check(config[phase].optimizer, f'{phase}.optimizer')
   method = algorithms.build(config.method)
   checks.require(
     config.train.samples > 1 or method.kinds,
@@ -136,13 +141,13 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
   Raises:
     InputError: it belongs to another config, or is not a work dir at all.
   """
-  theirs = _claimed(workdir)
+  theirs = claimed(workdir)
   if theirs is not None:
     theirs = config_lib.without_places(theirs)
     mine = config_lib.without_places(config_lib.flat(config))
     differ = [
       f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
-      for key in sorted({*theirs, *mine} - {_INPUTS})
+      for key in sorted({*theirs, *mine} - {_INPUTS, TOKENIZERS})
       if theirs.get(key) != mine.get(key)
     ]
     checks.require(
@@ -163,8 +168,8 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
   )
 
 
-def _claimed(workdir) -> dict | None:
-  """What `_claim` wrote."""
+def claimed(workdir: str) -> dict | None:
+  """What a work dir's `config.json` says; None if it has none."""
   path = os.path.join(workdir, _CONFIG)
   if not os.path.exists(path):
     return None
@@ -177,9 +182,13 @@ def _claimed(workdir) -> dict | None:
 
 def _claim(workdir, config, loaded) -> None:
   """Writes down config and inputs, unless they are there and the same."""
-  theirs = _claimed(workdir)
+  theirs = claimed(workdir)
   if theirs is None:
-    values = {**config_lib.flat(config), _INPUTS: loaded.digest}
+    values = {
+      **config_lib.flat(config),
+      _INPUTS: loaded.digest,
+      TOKENIZERS: loaded.folders,
+    }
     files.write(os.path.join(workdir, _CONFIG), json.dumps(values, indent=1))
     return
   checks.require(
@@ -206,15 +215,17 @@ def _plan(config, here, loaded, reference) -> planner.Plan:
   models, shapes = {}, {}
   for name in here:
     policy = config.policies[name]
-    models[name] = families.build(
-      vocab_size=loaded.tokenizers[name].vocab_size, **policy.model
+    models[name] = pretrained.architecture(
+      policy, loaded.tokenizers[name].vocab_size
     )
+    _, params, _ = decoder.abstract(models[name])
     shapes[name] = cost.RoundShape(
       rows=config.train.prompts * config.train.samples,
       prompt_tokens=loaded.context[name],
       response_tokens=config.sample.max_tokens,
       micro_rows=config.train.micro_rows,
       logit_chunk=config.train.logit_chunk,
+      moment_bytes=optimizer.moment_bytes(config.train.optimizer, params),
       reference=reference,
     )
   return planner.plan(
@@ -233,12 +244,11 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
   placed = meshes.build(plan, jax.devices())
   workers = {}
   for name in plan:
-    policy = config.policies[name]
     workers[name] = worker_lib.Worker(
       name,
       model=plan[name].model,
       tokenizer=loaded.tokenizers[name],
-      template=policy.template,
+      template=loaded.templates[name],
       mesh=placed[name],
       optimizer=optimizer.build(config.train.optimizer, updates),
       objectives=method.objectives,

@@ -1,5 +1,6 @@
 """The run: rounds of sampling, exchanging and learning."""
 
+import collections
 import contextlib
 import json
 import math
@@ -15,7 +16,6 @@ from rich import console as console_lib
 
 from mrl_jax import evaluation
 from mrl_jax import files
-from mrl_jax.rewards import verify
 from mrl_jax.see import ledger as ledger_lib
 from mrl_jax.sharing import capability
 from mrl_jax.sharing import lesson as lesson_lib
@@ -24,6 +24,7 @@ from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
+from mrl_jax.training import pretrained
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import refill
 from mrl_jax.training import statistics
@@ -59,9 +60,14 @@ def run(
     },
   )
   checkpoints = checkpoint.Checkpoints(
-    os.path.join(workdir, 'checkpoints'), config.checkpoint.keep
+    os.path.join(workdir, checkpoint.FOLDER), config.checkpoint.keep
   )
-  with contextlib.closing(checkpoints), contextlib.closing(job.node):
+  with (
+    contextlib.closing(checkpoints),
+    contextlib.closing(job.node),
+    contextlib.closing(job.judge),
+  ):
+    pretrained.freeze(job.workers, config, console)
     progress = progress_lib.resume(job, checkpoints)
     if progress is None:
       progress = start(job, console)
@@ -76,7 +82,8 @@ def run(
 def start(
   job: job_lib.Job, console: console_lib.Console
 ) -> progress_lib.Progress:
-  """Warm starts the policies, and evaluates what they then can."""
+  """Gives the policies their parameters, and evaluates what they then can."""
+  pretrained.start(job.workers, job.config, console)
   warm_start.run(
     job.workers, job.inputs.examples, job.config, job.cache, console
   )
@@ -138,18 +145,20 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
     )
     for name, worker in job.workers.items()
   }
-  groups = {}
+  groups, verified = {}, collections.defaultdict(collections.Counter)
+  job.judge.since_last()  # An evaluation's answers are not of this round.
   for name, worker in job.workers.items():
     groups[name] = worker.finish_sampling(
       sampling[name], job.judge, job.run, round
     )
+    verified[name].update(job.judge.since_last())
     job.endpoints[name].publish(
       round,
       publish.publish(
         groups[name],
         job.kinds,
         texts=config.see.outcome_texts,
-        verifier=verify.NAME,
+        verifier=config.reward.verifier,
       ),
     )
   sampled, lessons, updates = {}, {}, {}
@@ -158,6 +167,7 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       job, worker, prompts, groups[name], round, _key(worker, _REFILL, round)
     )
     lessons[name] = make_lesson(job, progress, name, sampled[name])
+    verified[name].update(job.judge.since_last())
     updates[name] = worker.update(sampled[name].prompts, lessons[name])
   updates = jax.device_get(updates)
   progress.rounds += 1
@@ -171,6 +181,7 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
       rollouts=sampled[name].rollouts,
       exchanged=ledger.since_last(),
       exchange_seconds=ledger.timing() - before[name],
+      verified=verified[name],
       seconds=time.monotonic() - began,
     )
   return rows

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import optax
 
-from mrl_jax.config import ModelConfig
+from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder
 from mrl_jax.models import sharding
+from mrl_jax.training import optimizer as optimizer_lib
 
 
 @jax.tree_util.register_dataclass
@@ -21,7 +22,7 @@ class TrainState:
 
   Attributes:
     step: int32, updates done; the policy's version.
-    params: parameters by name, float32.
+    params: parameters by name, those that are trained.
     opt_state: the optimizer's moments, sharded as the parameters are.
     reference: the parameters that it began with, where a KL penalty needs them.
   """
@@ -39,14 +40,10 @@ def shardings(
   reference: bool = False,
 ) -> TrainState:
   """Where each leaf of the state lives; allocates nothing."""
-  _, params = decoder.abstract(model)
+  _, params, _ = decoder.abstract(model)
   places = sharding.params(params, mesh, sharding.TRAIN)
-  opt_state = optax.tree_utils.tree_map_params(
-    optimizer,
-    lambda _, place: place,
-    jax.eval_shape(optimizer.init, params),
-    places,
-    transform_non_params=lambda _: sharding.replicated(mesh),
+  opt_state = optimizer_lib.places(
+    optimizer, params, places, sharding.replicated(mesh)
   )
   return TrainState(
     sharding.replicated(mesh), places, opt_state, places if reference else None
@@ -54,11 +51,29 @@ def shardings(
 
 
 def init_params(model: ModelConfig, mesh: Mesh, key: jax.Array) -> nnx.State:
-  """Random parameters, made shard by shard where they live."""
-  _, params = decoder.abstract(model)
+  """Random parameters to train, made shard by shard where they live."""
+  _, params, _ = decoder.abstract(model)
   places = sharding.params(params, mesh, sharding.TRAIN)
   return jax.jit(functools.partial(_init_params, model), out_shardings=places)(
     key
+  )
+
+
+def abstract(
+  model: ModelConfig,
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  reference: bool = False,
+) -> TrainState:
+  """The shapes of a state and where it lives, without any arrays."""
+  _, params, _ = decoder.abstract(model)
+  shapes = jax.eval_shape(
+    functools.partial(_fresh, optimizer=optimizer, reference=reference), params
+  )
+  return jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+    shapes,
+    shardings(model, optimizer, mesh, reference),
   )
 
 
@@ -73,18 +88,20 @@ def fresh(
 
   With `reference` it keeps a second copy of them.
   """
-
-  def init(params):
-    return TrainState(
-      jnp.int32(0),
-      params,
-      optimizer.init(params),
-      params if reference else None,
-    )
-
   places = shardings(model, optimizer, mesh, reference)
+  init = functools.partial(_fresh, optimizer=optimizer, reference=reference)
   return jax.jit(init, out_shardings=places)(params)
 
 
+def _fresh(params, *, optimizer, reference):
+  return TrainState(
+    jnp.int32(0),
+    params,
+    optimizer.init(params),
+    params if reference else None,
+  )
+
+
 def _init_params(model, key):
-  return nnx.state(decoder.Decoder(model, nnx.Rngs(key)))
+  _, params, _ = decoder.split(decoder.Decoder(model, nnx.Rngs(key)))
+  return params

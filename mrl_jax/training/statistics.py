@@ -17,6 +17,7 @@ def of_round(
   rollouts: int,
   exchanged: Mapping[str, Mapping[str, Mapping[str, int]]],
   exchange_seconds: Mapping[str, float],
+  verified: Mapping[str, int],
   seconds: float,
 ) -> dict:
   """Means over the policy's own rollouts, its rows and its updates.
@@ -28,6 +29,7 @@ def of_round(
     rollouts: that it sampled, refills and all.
     exchanged: `Ledger.since_last` of it.
     exchange_seconds: `Ledger.timing` of the round.
+    verified: answers by what came of their verification, if that is counted.
     seconds: that the round took.
   """
   samples = [rollout for group in groups for rollout in group]
@@ -63,6 +65,8 @@ def of_round(
   }
   if exchanged:
     row['exchange'] = exchanged
+  if verified:
+    row['verified'] = dict(verified)
   return row
 
 

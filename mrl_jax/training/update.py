@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import optax
 
-from mrl_jax.config import ModelConfig
+from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder
 from mrl_jax.models import logps
 from mrl_jax.models import sharding
@@ -82,37 +82,36 @@ def build(
 
   Returns:
     A function of a `TrainState`, which it consumes, and of `Rows` in stacked
-    micro-batches, by the names of `objectives`. The statistics are those of the
+    micro-batches, by the names of `objectives`, and of the parameters that are
+    not trained, where there are adapters. The statistics are those of the
     objectives, by 'part/name', with 'grad_norm'.
   """
-  graphdef, _ = decoder.abstract(model)
   shardings = state_lib.shardings(model, optimizer, mesh, reference)
-  one = sharding.replicated(mesh)
   gradients = {
-    name: jax.jit(
-      functools.partial(
-        _gradient,
-        graphdef=graphdef,
-        objective=objective,
-        logit_chunk=logit_chunk,
-        entropy_weight=entropy_weight if name == 'own' else 0.0,
-      ),
-      in_shardings=(shardings.params, sharding.rows(mesh, 1)),
-      out_shardings=(shardings.params, one),
+    name: build_gradient(
+      model,
+      mesh,
+      objective,
+      logit_chunk,
+      entropy_weight if name == 'own' else 0.0,
     )
     for name, objective in objectives.items()
   }
   apply = jax.jit(
     functools.partial(_apply, optimizer=optimizer),
-    out_shardings=(shardings, one),
+    out_shardings=(shardings, sharding.replicated(mesh)),
     donate_argnums=0,
   )
 
-  def update(state: state_lib.TrainState, parts: Mapping[str, Rows]):
+  def update(
+    state: state_lib.TrainState,
+    parts: Mapping[str, Rows],
+    frozen: nnx.State = decoder.NO_PARAMS,
+  ):
     grads, statistics = [], {}
     with jax.set_mesh(mesh):
       for name, rows in parts.items():
-        part_grads, sums = gradients[name](state.params, rows)
+        part_grads, sums = gradients[name](state.params, frozen, rows)
         grads.append(part_grads)
         statistics |= {f'{name}/{key}': value for key, value in sums.items()}
       state, statistics['grad_norm'] = apply(state, grads)
@@ -121,12 +120,36 @@ def build(
   return update
 
 
-def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
-  """Jits `score(params, rows) -> logp`, f32 [M, B, T] for stacked rows."""
-  graphdef, params = decoder.abstract(model)
+def build_gradient(
+  model: ModelConfig,
+  mesh: Mesh,
+  objective: Objective,
+  logit_chunk: int,
+  entropy_weight: float = 0.0,
+):
+  """Jits `gradient(params, frozen, rows) -> (grads, statistics)` of a part."""
+  graphdef, *parts = decoder.abstract(model)
+  places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
+  return jax.jit(
+    functools.partial(
+      _gradient,
+      graphdef=graphdef,
+      objective=objective,
+      logit_chunk=logit_chunk,
+      entropy_weight=entropy_weight,
+    ),
+    in_shardings=(*places, sharding.rows(mesh, 1)),
+    out_shardings=(places[0], sharding.replicated(mesh)),
+  )
 
-  def score(params, rows: Rows):
-    network = nnx.merge(graphdef, params)
+
+def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
+  """Jits `score(params, frozen, rows) -> logp`, f32 [M, B, T] of stacked rows."""
+  graphdef, *parts = decoder.abstract(model)
+  places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
+
+  def score(params, frozen, rows: Rows):
+    network = nnx.merge(graphdef, params, frozen)
     return jax.lax.map(
       lambda micro: logps.response_logps(
         network,
@@ -140,22 +163,29 @@ def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
 
   return jax.jit(
     score,
-    in_shardings=(
-      sharding.params(params, mesh, sharding.TRAIN),
-      sharding.rows(mesh, 1),
-    ),
+    in_shardings=(*places, sharding.rows(mesh, 1)),
     out_shardings=sharding.replicated(mesh),
   )
 
 
 def _gradient(
-  params, rows: Rows, *, graphdef, objective, logit_chunk, entropy_weight
+  params,
+  frozen,
+  rows: Rows,
+  *,
+  graphdef,
+  objective,
+  logit_chunk,
+  entropy_weight,
 ):
-  """The gradient of a part's loss and its statistics, over micro-batches."""
+  """The gradient of a part's loss and its statistics, over micro-batches.
+
+  Gradients are summed in float32, whatever the parameters are.
+  """
 
   def loss(params, micro: Rows):
     scores = logps.response_logps(
-      nnx.merge(graphdef, params),
+      nnx.merge(graphdef, params, frozen),
       micro.tokens_BS,
       micro.valid_BS,
       micro.weight_BT.shape[-1],
@@ -180,7 +210,7 @@ def _gradient(
     }
 
   grads, by_micro = jax.lax.scan(
-    accumulate, optax.tree_utils.tree_zeros_like(params), rows
+    accumulate, optax.tree_utils.tree_zeros_like(params, jnp.float32), rows
   )
   return grads, {
     name: x_M.max() if name.startswith('max_') else x_M.sum()

@@ -1,6 +1,7 @@
 """Supervised training on worked examples, before any reinforcement."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
 import os
 import random
 
@@ -109,7 +110,9 @@ class Student:
     packed = packer.pack(
       prompt_ids, [(row, weight) for row in rows], packer.lengths['own']
     )
-    self._state, statistics = self._update(self._state, {'own': packed})
+    self._state, statistics = self._update(
+      self._state, {'own': packed}, self.worker.frozen
+    )
     return statistics['own/loss']
 
   def _row(self, prompt: int, solution: str) -> lesson.Row:
@@ -164,6 +167,7 @@ def cache_name(
     'marker': config.reward.marker,
     'seed': config.seed,
     'tokenizer': worker.tokenizer.fingerprint,
+    'template': dataclasses.asdict(worker.template),
     # What the order of sums depends on, and with it their rounding.
     'shapes': [
       worker.packer.context,

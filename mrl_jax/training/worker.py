@@ -14,8 +14,9 @@ import numpy as np
 import optax
 
 from mrl_jax import records
-from mrl_jax.config import ModelConfig
+from mrl_jax.architecture import ModelConfig
 from mrl_jax.data import prompts as prompts_lib
+from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import sharding
 from mrl_jax.rewards import functions
 from mrl_jax.sampling import sampler
@@ -44,10 +45,12 @@ class Worker:
     name: of the policy.
     model: its architecture.
     tokenizer: its vocabulary.
+    template: what it reads around a prompt.
     mesh: its devices.
     optimizer: of `state`.
     packer: the shapes that it trains on.
-    state: its `TrainState`, sharded over the mesh.
+    state: its `TrainState`, sharded over the mesh; only shapes until it starts.
+    frozen: the parameters that its adapters leave, where it has adapters.
     key: the random key that all its sampling derives from.
   """
 
@@ -57,7 +60,7 @@ class Worker:
     *,
     model: ModelConfig,
     tokenizer: byte_tokenizer.ByteTokenizer,
-    template: str,
+    template: prompts_lib.Template,
     mesh: Mesh,
     optimizer: optax.GradientTransformation,
     objectives: dict[str, update.Objective],
@@ -70,11 +73,13 @@ class Worker:
     reference: bool = False,
   ):
     self.name, self.model, self.mesh = name, model, mesh
-    self.tokenizer, self._template = tokenizer, template
+    self.tokenizer, self.template = tokenizer, template
     self.optimizer, self.packer = optimizer, packer
     self._reference = reference
-    self.key, init_key = jax.random.split(key)
-    self.start_from(state_lib.init_params(model, mesh, init_key))
+    self.key, self._init_key = jax.random.split(key)
+    self.state = state_lib.abstract(model, optimizer, mesh, reference)
+    if model.lora is None:
+      self.freeze(decoder_lib.NO_PARAMS)
     self._decode_places = sharding.params(
       self.state.params, mesh, sharding.DECODE
     )
@@ -92,16 +97,25 @@ class Worker:
     )
     self._score = update.build_scorer(model, mesh, logit_chunk)
 
-  def start_from(self, params: nnx.State) -> None:
-    """Begins anew with these parameters."""
+  def freeze(self, params: nnx.State) -> None:
+    """Puts these parameters under the adapters."""
+    self.frozen = params
+    # Not moved again: only adapters change.
+    self._frozen_to_decode = jax.device_put(
+      params, sharding.params(params, self.mesh, sharding.DECODE)
+    )
+
+  def start_from(self, params: nnx.State | None = None) -> None:
+    """Begins anew with these parameters, by default random ones."""
+    if params is None:
+      params = state_lib.init_params(self.model, self.mesh, self._init_key)
     self.state = state_lib.fresh(
       params, self.model, self.optimizer, self.mesh, self._reference
     )
 
   def prompt_ids(self, prompt: records.Prompt) -> np.ndarray:
     """The prompt in the policy's template and tokens, i32 [C]."""
-    text = prompts_lib.render(self._template, prompt)
-    return self.tokenizer.encode_prompt(text)
+    return self.template.encode(self.tokenizer, prompt)
 
   def start_sampling(
     self,
@@ -126,6 +140,7 @@ class Worker:
     with jax.set_mesh(self.mesh):
       samples = self._sampler(per_prompt, greedy=temperature == 0)(
         jax.device_put(self.state.params, self._decode_places),
+        self._frozen_to_decode,
         prompt_PC,
         valid_PC,
         key,
@@ -140,6 +155,8 @@ class Worker:
     samples = jax.device_get(sampling.samples)
     version = int(self.state.step)
     created = time.time()
+    completions = self._completions(sampling, samples)
+    judged = judge.judge_all(completions)
     groups = []
     for p, prompt in enumerate(sampling.prompts):
       header = records.Header(
@@ -156,22 +173,37 @@ class Worker:
         grpo.with_advantages(
           [
             self._rollout(
-              samples, first + g, header, g, prompt, sampling.temperature, judge
+              samples,
+              row,
+              msgspec.structs.replace(header, sample=row - first),
+              completions[row],
+              judged[row],
+              sampling.temperature,
             )
-            for g in range(sampling.per_prompt)
+            for row in range(first, first + sampling.per_prompt)
           ]
         )
       )
     return groups
 
-  def _rollout(self, samples, row, header, g, prompt, temperature, judge):
+  def _completions(self, sampling, samples):
+    """What the judge is given of each sample of a prompt."""
+    return [
+      (
+        self.tokenizer.decode(samples.tokens_BT[row, : samples.length_B[row]]),
+        'stop' if samples.stopped_B[row] else 'length',
+        sampling.prompts[row // sampling.per_prompt].answer,
+      )
+      for row in range(len(sampling.prompts) * sampling.per_prompt)
+    ]
+
+  def _rollout(self, samples, row, header, completion, judged, temperature):
     n = samples.length_B[row]
     ids = samples.tokens_BT[row, :n]
-    finish = 'stop' if samples.stopped_B[row] else 'length'
-    payload = self.tokenizer.decode(ids)
-    reward, verdict = self._judged(judge, prompt, payload, finish, int(n))
+    payload, finish, _ = completion
+    reward, verdict = self._with_penalty(judged, int(n))
     return records.Rollout(
-      header=msgspec.structs.replace(header, sample=g),
+      header=header,
       payload=payload,
       finish=finish,
       ids=ids,
@@ -184,8 +216,8 @@ class Worker:
       verdict=verdict,
     )
 
-  def _judged(self, judge, prompt, payload, finish, tokens):
-    reward, verdict = judge(payload, finish, prompt.answer)
+  def _with_penalty(self, judged, tokens):
+    reward, verdict = judged
     reward += functions.overlong_penalty(
       tokens, self.packer.lengths['own'], self._overlong_tokens
     )
@@ -203,7 +235,7 @@ class Worker:
     )
     statistics = []
     for parts in mini_batches:
-      self.state, more = self._update(self.state, parts)
+      self.state, more = self._update(self.state, parts, self.frozen)
       statistics.append(more)
     return statistics
 
@@ -219,13 +251,8 @@ class Worker:
     """The policy as its lesson on these prompts sees it."""
 
     def judge_rollout(prompt, rollout):
-      return self._judged(
-        judge,
-        prompts[prompt],
-        rollout.payload,
-        rollout.finish,
-        len(rollout.ids),
-      )
+      judged = judge(rollout.payload, rollout.finish, prompts[prompt].answer)
+      return self._with_penalty(judged, len(rollout.ids))
 
     def verify(prompt, payload):
       return judge(payload, 'stop', prompts[prompt].answer)[1] == 'correct'
@@ -262,7 +289,7 @@ class Worker:
     )
     params = self.state.reference if reference else self.state.params
     with jax.set_mesh(self.mesh):
-      logp_MBT = jax.device_get(self._score(params, packed))
+      logp_MBT = jax.device_get(self._score(params, self.frozen, packed))
     logp_BT = logp_MBT.reshape(-1, length)
     return [logp_BT[b, : len(row.ids)] for b, row in enumerate(rows)]
 
@@ -273,7 +300,7 @@ class Worker:
         self.mesh,
         samples=per_prompt,
         length=self.packer.lengths['own'],
-        stop_ids=(self.tokenizer.eos_id,),
+        stop_ids=self.tokenizer.stop_ids,
         greedy=greedy,
       )
     return self._samplers[per_prompt, greedy]

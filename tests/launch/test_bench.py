@@ -76,6 +76,24 @@ def test_see_on_every_transport(tmp_path):
     assert all(math.isfinite(rate) and rate > 0 for rate in rates.values())
 
 
+def test_memory_is_bounded_by_the_chunk(tmp_path):
+  path = tmp_path / 'memory.json'
+  done = run(
+    'memory',
+    *('--vocab=8192', '--rows=4', '--length=128', '--layers=1'),
+    *('--d_model=64', '--chunk=32', f'--json={path}'),
+  )
+  assert done.returncode == 0, done.stderr
+  memory = json.loads(path.read_text())['memory']
+  logits = memory['logits_bytes']
+  assert logits == 4 * 128 * 8192 * 4
+  chunk, whole = (memory['temporary_bytes'][n] for n in ('32', '512'))
+  assert logits <= whole['scoring'] < whole['gradient']
+  assert chunk['scoring'] < logits / 4
+  # There the gradients themselves weigh as much as the chunk's logits.
+  assert chunk['gradient'] < min(logits, whole['gradient'] / 3)
+
+
 @pytest.mark.slow
 def test_policies_beside_one_alone(tmp_path):
   path = tmp_path / 'policies.json'
@@ -99,9 +117,10 @@ def test_policies_beside_one_alone(tmp_path):
 @pytest.mark.parametrize(
   ('arguments', 'told'),
   [
-    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: policies, "),
-    ([], 'name a benchmark; known: thl, see, policies'),
+    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: memory, "),
+    ([], 'name a benchmark; known: thl, see, policies, memory'),
     (['policies', '--up_to=0'], 'flag --up_to=0'),
+    (['memory', '--chunk=0'], 'flag --chunk=0'),
     ([*THL, '--text=nowhere.txt'], "No such file or directory: 'nowhere.txt'"),
     (['thl', '--tokens=10000000'], '--tokens=10000000, but the text has'),
     (['thl', '--repeats=0'], 'flag --repeats=0'),

@@ -1,5 +1,6 @@
 import pytest
 
+from mrl_jax.architecture import Lora
 from mrl_jax.mwra import cost
 from tests import examples
 
@@ -21,6 +22,8 @@ def test_numbers_worked_by_hand():
   assert model.num_params == 2 * 9_280 + 2 * 1_536 + 32
   found = estimate(model)
   assert found.state_bytes == 12 * model.num_params
+  less = estimate(model, moment_bytes=2.5)
+  assert less.state_bytes == 6.5 * model.num_params
   assert found.weight_bytes == 4 * model.num_params
   # Keys and values: 2 rows * 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
   assert found.cache_bytes == 2 * 8 * 2 * 128
@@ -59,16 +62,57 @@ def test_every_part_of_the_fsdp_axis_samples_from_a_copy():
   )
 
 
-@pytest.mark.parametrize('tie_embeddings', [False, True])
-@pytest.mark.parametrize('qk_norm', [False, True])
-def test_parameters_are_counted_as_the_decoder_has_them(
-  tie_embeddings, qk_norm
-):
-  from flax import nnx
+LORA = Lora(rank=2, alpha=4, target_modules=('q_proj', 'o_proj', 'up_proj'))
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'tie_embeddings': True, 'qk_norm': 'head', 'qkv_bias': True},
+    {'norms': 'both', 'qk_norm': 'heads', 'out_bias': True, 'lora': LORA},
+    {'norms': 'after'},
+  ],
+)
+def test_parameters_are_counted_as_the_decoder_has_them(changes):
   import jax
 
   from mrl_jax.models import decoder
 
-  config = examples.model(tie_embeddings=tie_embeddings, qk_norm=qk_norm)
-  params = nnx.state(decoder.Decoder(config, nnx.Rngs(0)))
-  assert sum(x.size for x in jax.tree.leaves(params)) == config.num_params
+  config = examples.model(**changes)
+  _, params, frozen = decoder.abstract(config)
+  trained, left = (
+    sum(x.size for x in jax.tree.leaves(part)) for part in (params, frozen)
+  )
+  assert trained == config.num_adapter_params or not config.lora
+  assert trained + left == config.num_params + config.num_adapter_params
+
+
+def test_adapters_are_all_that_has_moments_and_gradients():
+  whole = estimate(examples.model())
+  model = examples.model(lora=LORA)
+  # 2 layers of (32 + 32) + (32 + 32) + (32 + 64) inputs and outputs, rank 2.
+  assert model.num_adapter_params == 2 * 2 * 224
+  found = estimate(model, reference=True)
+  adapters = 4 * 896
+  assert found.weight_bytes == whole.weight_bytes + adapters
+  assert found.state_bytes == found.weight_bytes + 3 * adapters
+  assert whole.update_bytes - found.update_bytes == 2 * (
+    whole.weight_bytes - adapters
+  )
+
+
+def test_remat_keeps_less():
+  sizes = [
+    estimate(
+      examples.model(num_layers=8, remat=remat), micro_rows=64
+    ).update_bytes
+    for remat in ('none', 'dots', 'block')
+  ]
+  assert sizes == sorted(sizes, reverse=True)
+  assert len(set(sizes)) == 3
+
+
+def test_parameters_in_bfloat16_take_half():
+  half = estimate(examples.model(param_dtype='bfloat16'))
+  assert 2 * half.weight_bytes == estimate(examples.model()).weight_bytes

@@ -6,6 +6,7 @@ import pytest
 from mrl_jax import checks
 from mrl_jax.training import inputs
 from tests import examples
+from tests import vocabularies
 
 
 @pytest.fixture(scope='module')
@@ -59,7 +60,7 @@ def test_a_long_prompt_that_is_held_out_is_left_out_too(tmp_path):
 
 
 def test_a_prompt_without_tokens_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(inputs.prompts_lib, 'render', lambda *args: '')
+  monkeypatch.setattr(inputs.prompts_lib.Template, 'encode', lambda *args: [])
   with pytest.raises(checks.InputError, match='has no token for policy gemma'):
     inputs.load(examples.run_config(), os.fspath(tmp_path))
 
@@ -122,3 +123,46 @@ def test_tokenizers_are_made_once_and_differ(cache):
   prints = {name: t.fingerprint for name, t in first.tokenizers.items()}
   assert len(set(prints.values())) == 2
   assert prints == {n: t.fingerprint for n, t in again.tokenizers.items()}
+
+
+def test_a_policy_may_read_its_prompts_in_its_own_chat_template(tmp_path):
+  path = jsonl(tmp_path / 'a.jsonl', 'hi <|end|>')
+  changes = {
+    'data.source': 'jsonl',
+    'data.jsonl.train': path,
+    'data.jsonl.heldout': path,
+    'warm_start.steps': 0,
+    'sample.max_prompt_tokens': 128,
+    'policies.llama.template': 'chat',
+    'policies.llama.system': 'Be brief.',
+    'policies.llama.thinking': 'off',
+    'policies.gemma.template': '{prompt}! ',
+  }
+  loads = []
+  for i, template in enumerate(
+    (vocabularies.CHATML, vocabularies.CHATML + '!')
+  ):
+    folder = tmp_path / f'model{i}'
+    vocabularies.chat_folder('byte_level', os.fspath(folder), template)
+    about = {'model_type': 'llama', 'vocab_size': 400}
+    (folder / 'config.json').write_text(json.dumps(about))
+    config = examples.run_config(
+      **changes, **{'policies.llama.path': os.fspath(folder)}
+    )
+    loads.append(inputs.load(config, os.fspath(tmp_path)))
+  loaded, other = loads
+  (prompt,) = loaded.train
+  tokenizer, template = loaded.tokenizers['llama'], loaded.templates['llama']
+  assert tokenizer.vocab_size == 400
+  ids = template.encode(tokenizer, prompt)
+  assert tokenizer.decode(ids) == (
+    b'system\nBe brief.\nuser\nhi <|end|>\nassistant\n<think>\n\n</think>\n\n'
+  )
+  assert ids.tolist().count(tokenizer.eos_id) == 2
+  assert 0 <= loaded.context['llama'] - len(ids) < 8
+  gemma = loaded.tokenizers['gemma']
+  ids = loaded.templates['gemma'].encode(gemma, prompt)
+  assert gemma.decode(ids) == b'hi <|end|>! '
+  # The same prompts and tokenizers in another template are other inputs.
+  assert tokenizer.fingerprint == other.tokenizers['llama'].fingerprint
+  assert loaded.digest != other.digest

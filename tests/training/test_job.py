@@ -8,6 +8,7 @@ import pytest
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
+from mrl_jax.mwra import planner
 from mrl_jax.training import job
 from tests import examples
 
@@ -50,6 +51,14 @@ QUESTIONS = [{'question': f'What is {i}?', 'answer': i} for i in range(12)]
     ({'train.rounds': 0}, 'train.rounds = 0'),
     ({'method.name': 'xgpro'}, "Did you mean 'xgrpo'"),
     ({'train.aggregation': 'tokenmean'}, "Did you mean 'token_mean'"),
+    (
+      {'warm_start.optimizer.name': 'moun'},
+      "unknown warm_start.optimizer.name 'moun'. Did you mean 'muon'",
+    ),
+    (
+      {'train.optimizer.state_dtype': 'float16'},
+      "unknown train.optimizer.state_dtype 'float16'. Did you mean 'bfloat16'",
+    ),
     ({'policies.llama.model.num_kv_heads': 2}, 'does not divide num_heads = 3'),
     ({'policies.llama.model.head_dim': 31}, 'head_dim = 31 must be even'),
     ({'policies.llama.model.dtype': 'float8'}, 'unknown dtype'),
@@ -105,6 +114,21 @@ def test_policies_that_do_not_fit_the_devices(tmp_path, cache, monkeypatch):
   monkeypatch.setattr(jax, 'devices', lambda: one)
   with pytest.raises(checks.InputError, match='2 policies do not fit on 1'):
     build(tmp_path / 'run', cache)
+
+
+def test_the_plan_counts_the_state_as_it_is_stored(
+  tmp_path, cache, monkeypatch
+):
+  def plan(models, shapes, *_, **__):
+    raise InterruptedError({n: s.moment_bytes for n, s in shapes.items()})
+
+  monkeypatch.setattr(planner, 'plan', plan)
+  for dtype, size in (('float32', 8), ('bfloat16', 4)):
+    with pytest.raises(InterruptedError) as told:
+      build(tmp_path / 'run', cache, **{'train.optimizer.state_dtype': dtype})
+    assert told.value.args[0] == pytest.approx(
+      {'llama': size, 'gemma': size}, rel=0.02
+    )
 
 
 def test_data_without_solutions_cannot_warm_start(tmp_path):

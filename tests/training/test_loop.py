@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import io
 import json
+import math
 import os
 import shutil
 
@@ -15,6 +16,7 @@ import pytest
 from rich import console as console_lib
 
 from mrl_jax import checks
+from mrl_jax.rewards import functions
 from mrl_jax.rewards import verify
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.training import checkpoint
@@ -160,7 +162,9 @@ def test_every_record_is_accounted_for(finished):
 def test_policies_have_their_own_devices_and_shards(folder, finished):
   job = job_lib.build(config(folder), finished[1])
   devices = {
-    name: {d for x in jax.tree.leaves(worker.state) for d in x.devices()}
+    name: set().union(
+      *(x.sharding.device_set for x in jax.tree.leaves(worker.state))
+    )
     for name, worker in job.workers.items()
   }
   assert devices['gemma'].isdisjoint(devices['llama'])
@@ -168,7 +172,8 @@ def test_policies_have_their_own_devices_and_shards(folder, finished):
     embed = worker.state.params['embed_VD'].get_value()
     parts = worker.mesh.devices.size
     assert parts > 1
-    assert embed.addressable_shards[0].data.size == embed.size // parts
+    shard = embed.sharding.shard_shape(embed.shape)
+    assert math.prod(shard) == embed.size // parts
 
 
 def test_the_same_command_gives_the_same_metrics(folder, finished):
@@ -252,6 +257,33 @@ def half_are_right(monkeypatch):
     return 'correct' if len(text) % 2 else 'wrong'
 
   monkeypatch.setattr(verify, 'verify', verify_length)
+
+
+def test_a_run_with_the_verifier_of_mathematics(folder, monkeypatch):
+  judges, verifiers = [], set()
+  build, publish = functions.build, loop.publish.publish
+
+  def build_and_note(config):
+    judges.append(build(config))
+    return judges[-1]
+
+  def publish_and_note(*groups, verifier, **settings):
+    verifiers.add(verifier)
+    return publish(*groups, verifier=verifier, **settings)
+
+  monkeypatch.setattr(functions, 'build', build_and_note)
+  monkeypatch.setattr(loop.publish, 'publish', publish_and_note)
+  _, workdir, _ = run(folder, 'math', **{'reward.verifier': 'math'})
+  rows = metrics(workdir)
+  for pair in zip(rows[::2], rows[1::2], strict=True):
+    # Each policy verifies its own answers and those of its peer; evaluations
+    # are not of the round.
+    stopped = sum(row['stopped'] * row['rollouts'] for row in pair)
+    for row in pair:
+      assert 0 < sum(row['verified'].values()) == stopped
+  with pytest.raises(RuntimeError, match='closed'):
+    judges[0](rb'\boxed{x}', 'stop', 'y')
+  assert verifiers == {'math'}
 
 
 EVERYTHING = {

@@ -45,6 +45,7 @@ def of_round(updates, **given):
     'rollouts': 4,
     'exchanged': {},
     'exchange_seconds': {},
+    'verified': {},
     'seconds': 1.0,
     **given,
   }
@@ -84,6 +85,12 @@ def test_what_the_exchange_did_is_part_of_the_round():
   assert row['exchange'] == exchanged
   assert row['timing']['exchange'] == 0.5
   assert row['timing']['waited/b'] == 0.25
+
+
+def test_what_the_verifier_counts_is_there_if_it_counts():
+  updates = [{'grad_norm': 1.0}]
+  assert 'verified' not in of_round(updates)
+  assert of_round(updates, verified={'wrong': 3})['verified'] == {'wrong': 3}
 
 
 def test_ratios_are_means_over_the_tokens_of_all_updates():
@@ -138,7 +145,7 @@ def test_a_round_without_own_rows_has_numbers_all_the_same():
   empty = dataclasses.replace(lesson(), own=[])
   row = statistics.of_round(
     GROUPS, empty, [{'grad_norm': 0.0}], rollouts=4, exchanged={},
-    exchange_seconds={}, seconds=1.0,
+    exchange_seconds={}, verified={}, seconds=1.0,
   )  # fmt: skip
   assert row['rows_with_signal'] == 0.0
 

@@ -1,5 +1,6 @@
 import functools
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -8,7 +9,10 @@ import optax
 import pytest
 
 from mrl_jax import config
+from mrl_jax.architecture import Lora
 from mrl_jax.losses import grpo
+from mrl_jax.models import decoder
+from mrl_jax.models import sharding
 from mrl_jax.training import state as state_lib
 from mrl_jax.training import update
 from tests import examples
@@ -264,7 +268,7 @@ def test_scores_are_those_that_the_update_sees():
   params = state_lib.init_params(MODEL, place, jax.random.key(0))
   packed = rows(2)
   with jax.set_mesh(place):
-    logp_MBT = seen(params, packed)
+    logp_MBT = seen(params, decoder.NO_PARAMS, packed)
   assert logp_MBT.shape == packed.old_logp_BT.shape
 
   def total(logp_BT, rows):
@@ -274,3 +278,39 @@ def test_scores_are_those_that_the_update_sees():
   state = state_lib.fresh(params, MODEL, OPTIMIZER, place)
   _, statistics = step(state, {'own': packed})
   np.testing.assert_allclose(statistics['own/logp'], logp_MBT.sum(), rtol=1e-5)
+
+
+def test_only_adapters_learn():
+  lora = Lora(rank=2, alpha=4, target_modules=('q_proj', 'down_proj'))
+  model = examples.model(lora=lora, param_dtype='bfloat16')
+  place = mesh(1, 2, 2)
+  _, params, frozen = decoder.split(decoder.Decoder(model, nnx.Rngs(0)))
+  places = sharding.params(frozen, place, sharding.TRAIN)
+  frozen = jax.device_put(frozen, places)
+  before = jax.device_get((params, frozen))
+  state = state_lib.fresh(params, model, OPTIMIZER, place)
+  step = update.build(model, OPTIMIZER, place, {'own': surrogate}, 64)
+  for _ in range(2):  # B begins as zeros, and A then has no gradient.
+    state, _ = step(state, {'own': rows()}, frozen)
+  after = jax.device_get((state.params, frozen))
+  for x, y in zip(*map(jax.tree.leaves, (before[0], after[0])), strict=True):
+    assert y.dtype == np.float32
+    assert (x != y).any()
+  for x, y in zip(*map(jax.tree.leaves, (before[1], after[1])), strict=True):
+    assert x.dtype == 'bfloat16'
+    np.testing.assert_array_equal(x, y)
+
+
+def test_micro_batches_of_bfloat16_parameters_are_summed_in_float32():
+  model = examples.model(param_dtype='bfloat16')
+  place = mesh(1, 1, 1)
+  grads = {}
+  for micro in (1, 8):
+    # A rate of 1 and no momentum: the update is the gradient.
+    step = update.build(model, optax.sgd(1.0), place, {'own': surrogate}, 64)
+    params = state_lib.init_params(model, place, jax.random.key(0))
+    state = state_lib.fresh(params, model, optax.sgd(1.0), place)
+    state, statistics = step(state, {'own': rows(micro)})
+    assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {'bfloat16'}
+    grads[micro] = float(statistics['grad_norm'])
+  assert grads[1] == pytest.approx(grads[8], rel=0.01)

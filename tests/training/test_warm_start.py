@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mrl_jax import records
+from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.training import warm_start
 from tests import examples
 from tests import workers
@@ -60,7 +61,10 @@ def test_a_step_shows_prompts_with_their_own_solutions_and_an_end(monkeypatch):
 
   def build(*args):
     del args
-    return lambda state, parts: (state, {'own/loss': shown.append(parts)})
+    return lambda state, parts, frozen: (
+      state,
+      {'own/loss': shown.append(parts)},
+    )
 
   monkeypatch.setattr(warm_start.update, 'build', build)
   prompts = [
@@ -100,6 +104,7 @@ def test_a_cached_warm_start_is_of_the_same_config(changes):
   worker = types.SimpleNamespace(
     name='llama',
     tokenizer=workers.worker().tokenizer,
+    template=workers.worker().template,
     packer=workers.worker().packer,
     mesh=workers.worker().mesh,
   )
@@ -109,5 +114,7 @@ def test_a_cached_warm_start_is_of_the_same_config(changes):
   )
   fewer = warm_start.cache_name(worker, PROMPTS[1:], examples.run_config())
   again = warm_start.cache_name(worker, PROMPTS, examples.run_config())
+  worker.template = prompts_lib.plain('Q {prompt}')
+  around = warm_start.cache_name(worker, PROMPTS, examples.run_config())
   assert same == again
-  assert len({same, other, fewer}) == 3
+  assert len({same, other, fewer, around}) == 4

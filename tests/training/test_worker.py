@@ -1,13 +1,19 @@
 import jax
+import msgspec
 import numpy as np
 import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import records
+from mrl_jax.data import prompts as prompts_lib
+from mrl_jax.rewards import functions
 from mrl_jax.sharing import carry
 from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
+from mrl_jax.training import worker as worker_lib
 from tests import examples
+from tests import vocabularies
 from tests import workers
 
 PROMPTS = [
@@ -16,9 +22,17 @@ PROMPTS = [
 ]
 
 
-def judge(payload, finish, gold):
-  del finish, gold
-  return (1.0, 'correct') if len(payload) % 2 else (0.0, 'wrong')
+class Judge(functions.Judge):
+  """Odd lengths are right."""
+
+  def judge_all(self, completions):
+    return [
+      (1.0, 'correct') if len(payload) % 2 else (0.0, 'wrong')
+      for payload, _, _ in completions
+    ]
+
+
+judge = Judge(verifier=None, weights={})
 
 
 def sample(prompts=PROMPTS, key=0):
@@ -54,6 +68,35 @@ def test_rollouts_are_sound_and_say_where_they_come_from():
       assert (rollout.finish == 'stop') == stopped
 
 
+def test_any_stop_token_ends_a_rollout(monkeypatch):
+  worker, over, built = workers.worker(), 0, []
+  sample(PROMPTS[:1])
+  compiled = worker._samplers[3, False]
+  eos = worker.tokenizer.eos_id
+  backend = vocabularies.copy(worker.tokenizer)
+  tokenizer = byte_tokenizer.ByteTokenizer(
+    backend, eos_id=eos, stop_ids=(over,)
+  )
+  monkeypatch.setattr(worker, 'tokenizer', tokenizer)
+  monkeypatch.setattr(worker, '_samplers', {})
+  monkeypatch.setattr(
+    worker_lib.sampler,
+    'build',
+    lambda *_, stop_ids, **__: built.append(stop_ids) or compiled,
+  )
+  sampling = worker.start_sampling(PROMPTS[:1], 3, jax.random.key(0), 1.0)
+  assert built == [(eos, over)]
+  samples = jax.tree.map(np.array, jax.device_get(sampling.samples))
+  samples.tokens_BT[0, :3] = 40, 41, over
+  samples.length_B[0], samples.stopped_B[0] = 3, True
+  (group,) = worker.finish_sampling(
+    sampling._replace(samples=samples), judge, run='run', round=0
+  )
+  assert records.fault(group[0]) is None
+  assert (group[0].finish, group[0].ids[-1]) == ('stop', over)
+  assert group[0].payload == tokenizer.decode([40, 41])
+
+
 def test_rollouts_carry_the_advantage_in_their_own_group():
   seen = set()
   for group in sample():
@@ -63,6 +106,25 @@ def test_rollouts_carry_the_advantage_in_their_own_group():
       assert rollout.advantage == pytest.approx(advantage, abs=1e-6)
       seen.add(np.sign(rollout.advantage))
   assert {-1, 1} <= seen
+
+
+def test_all_completions_are_judged_at_once(monkeypatch):
+  seen = []
+
+  def judge_all(completions):
+    seen.append(completions)
+    return [(float(i), 'wrong') for i, _ in enumerate(completions)]
+
+  monkeypatch.setattr(judge, 'judge_all', judge_all)
+  groups = sample(
+    [msgspec.structs.replace(p, answer=p.id) for p in PROMPTS[:2]]
+  )
+  (completions,) = seen
+  assert [(r.payload, r.finish) for g in groups for r in g] == [
+    (payload, finish) for payload, finish, _ in completions
+  ]
+  assert [gold for _, _, gold in completions] == ['p0'] * 3 + ['p1'] * 3
+  assert [[r.reward for r in g] for g in groups] == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize('mask_truncated', [True, False])
@@ -113,9 +175,12 @@ def test_a_peers_response_follows_the_prompt_as_the_learner_renders_it(
 ):
   seen = []
   worker = workers.worker()
-  monkeypatch.setattr(worker, '_template', 'Q {prompt}\n')
+  template = prompts_lib.plain('Q {prompt}\n')
+  monkeypatch.setattr(worker, 'template', template)
   monkeypatch.setattr(
-    worker, '_update', lambda state, parts: seen.append(parts) or (state, {})
+    worker,
+    '_update',
+    lambda state, parts, frozen: seen.append(parts) or (state, {}),
   )
   peer = examples.rollout(
     b'= 9', encoder=examples.tokenizer('sentencepiece'), policy='b', prompt='p1'

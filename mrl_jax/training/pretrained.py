@@ -1,0 +1,105 @@
+"""The parameters that policies start from: imported, or random."""
+
+from collections.abc import Callable, Mapping
+import time
+
+from flax import nnx
+from jax.sharding import Mesh
+import ml_collections
+from rich import console as console_lib
+from rich import progress
+
+from mrl_jax import hugging_face
+from mrl_jax.architecture import Lora
+from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import decoder
+from mrl_jax.models import families
+from mrl_jax.models import hf_weights
+from mrl_jax.models import sharding
+from mrl_jax.training import worker as worker_lib
+
+
+def architecture(
+  policy: ml_collections.ConfigDict, vocab_size: int
+) -> ModelConfig:
+  """The decoder of a policy: that of its path, or of its own sizes.
+
+  Args:
+    policy: its config.
+    vocab_size: of its tokenizer, for one that starts from nothing.
+
+  Raises:
+    InputError: the model at its path is not one that the decoder computes.
+  """
+  fields = {key: policy.model[key] for key in ('dtype', 'param_dtype', 'remat')}
+  if policy.lora.rank:
+    fields['lora'] = Lora(**policy.lora)
+  if policy.path:
+    values = hugging_face.load_config(policy.path)
+    return families.from_hugging_face(values, **fields)
+  sizes = {**policy.model, **fields}
+  return families.build(vocab_size=vocab_size, **sizes)
+
+
+def freeze(
+  workers: Mapping[str, worker_lib.Worker],
+  config: ml_collections.ConfigDict,
+  console: console_lib.Console,
+) -> None:
+  """Puts under the adapters of policies what they leave as it is."""
+  for name, worker in workers.items():
+    if worker.model.lora is not None:
+      worker.freeze(_import(worker, config.policies[name].path, console))
+
+
+def start(
+  workers: Mapping[str, worker_lib.Worker],
+  config: ml_collections.ConfigDict,
+  console: console_lib.Console,
+) -> None:
+  """Gives policies the parameters that they train: imported, or random."""
+  for name, worker in workers.items():
+    path = config.policies[name].path
+    imported = path and worker.model.lora is None
+    worker.start_from(_import(worker, path, console) if imported else None)
+
+
+def read(
+  path: str,
+  model: ModelConfig,
+  mesh: Mesh,
+  advance: Callable[[int], None] = lambda n: None,
+) -> nnx.State:
+  """The model at a path, without adapters, on a mesh.
+
+  `advance` is told of the bytes of each tensor.
+  """
+  _, params, frozen = decoder.abstract(model)
+  like = frozen if model.lora else params
+  places = sharding.params(like, mesh, sharding.TRAIN)
+  folder = hugging_face.weights_folder(path)
+  return hf_weights.read(folder, model, like, places, advance)
+
+
+def _import(worker, path, console) -> nnx.State:
+  """Reads a policy's model, and shows how far it is."""
+  total = hf_weights.num_bytes(hugging_face.weights_folder(path))
+  began = time.monotonic()
+  columns = (
+    progress.TextColumn('{task.description}'),
+    progress.BarColumn(),
+    progress.DownloadColumn(),
+    progress.TransferSpeedColumn(),
+  )
+  with progress.Progress(*columns, console=console, transient=True) as bar:
+    task = bar.add_task(f'weights of {worker.name}', total=total)
+    params = read(
+      path, worker.model, worker.mesh, lambda n: bar.advance(task, n)
+    )
+  seconds = time.monotonic() - began
+  console.print(
+    f'weights of {worker.name}: {total / 1e6:,.0f} MB from {path}, '
+    f'{total / 1e6 / seconds:,.0f} MB/s',
+    markup=False,
+  )
+  return params

@@ -1,0 +1,99 @@
+"""One GRPO update beside the same in torch, on a model of `transformers`."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from mrl_jax import algorithms
+from mrl_jax.models import decoder
+from mrl_jax.models import hf_names
+from mrl_jax.training import update
+from tests import examples
+from tests import parity
+from tests.models import test_parity
+
+CLIP_LOW, CLIP_HIGH, KL_WEIGHT, LENGTH = 0.2, 0.28, 0.04, 5
+
+
+def rows() -> update.Rows:
+  """Rows with padding on both sides; tokens that are sure, and that are not."""
+  rng = np.random.default_rng(0)
+  valid_BS = np.ones((4, 12), bool)
+  valid_BS[1, :3] = valid_BS[2, -2:] = valid_BS[3, :1] = False
+  valid_BT = valid_BS[:, -LENGTH:]
+  return update.Rows(
+    tokens_BS=rng.integers(3, 61, (4, 12)).astype(np.int32),
+    valid_BS=valid_BS,
+    old_logp_BT=-rng.uniform(3.0, 5.5, (4, LENGTH)).astype(np.float32),
+    reference_logp_BT=-rng.uniform(3, 5, (4, LENGTH)).astype(np.float32),
+    advantage_B1=np.array([[1.3], [-0.4], [0.7], [-1.6]], np.float32),
+    weight_BT=(valid_BT / valid_BT.sum()).astype(np.float32),
+    mask_BT=valid_BT,
+    chunk_BT=np.zeros((4, LENGTH), np.int32),
+    mini_batch_B1=np.zeros((4, 1), np.float32),
+  )
+
+
+def grpo_in_torch(model, rows):
+  """The loss of TRL's GRPOTrainer with loss_type='dapo', by its formulas."""
+  import torch
+
+  tokens, old, reference, advantage = map(
+    torch.tensor,
+    (rows.tokens_BS, rows.old_logp_BT, rows.reference_logp_BT,
+     rows.advantage_B1),
+  )  # fmt: skip
+  valid = torch.tensor(rows.valid_BS).long()
+  logits = model(
+    tokens.long(),
+    attention_mask=valid,
+    position_ids=(valid.cumsum(1) - 1).clamp(min=0),
+  ).logits[:, -LENGTH - 1 : -1]
+  chosen = tokens[:, -LENGTH:, None].long()
+  logp = logits.log_softmax(-1).gather(-1, chosen)[..., 0]
+  ratio = (logp - old).exp()
+  clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+  loss = -torch.minimum(ratio * advantage, clipped * advantage)
+  kl = (reference - logp).exp() - (reference - logp) - 1
+  mask = valid[:, -LENGTH:]
+  loss = ((loss + KL_WEIGHT * kl) * mask).sum() / mask.sum()
+  loss.backward()
+  shares = [((ratio < 1 - CLIP_LOW) | (ratio > 1 + CLIP_HIGH)).float().mean()]
+  return loss.item(), float(shares[0])
+
+
+@pytest.mark.slow
+def test_loss_and_gradient_are_those_of_torch(tmp_path):
+  pytest.importorskip('torch', reason="pip install -e '.[parity]'")
+  folder = os.fspath(tmp_path)
+  theirs = parity.write('qwen3', folder)
+  expected, clipped = grpo_in_torch(theirs, rows())
+  assert 0.1 < clipped < 0.9
+
+  method = examples.run_config(
+    **{
+      'method.clip_low': CLIP_LOW,
+      'method.clip_high': CLIP_HIGH,
+      'method.dual_clip': 0.0,
+      'method.kl_weight': KL_WEIGHT,
+    }
+  ).method
+  model, params = test_parity.read(folder)
+  gradient = update.build_gradient(
+    model,
+    test_parity.mesh(1, 1, 1),
+    algorithms.build(method).objectives['own'],
+    logit_chunk=8,
+  )
+  stacked = jax.tree.map(lambda x: x.reshape(2, 2, -1), rows())
+  grads, statistics = gradient(params, decoder.NO_PARAMS, stacked)
+  assert float(statistics['loss']) == pytest.approx(expected, abs=1e-5)
+  tensors, sizes = hf_names.tensors(model), decoder.axis_sizes(model)
+  reference = dict(theirs.named_parameters())
+  for path, grad in grads.flat_state():
+    tensor = tensors['.'.join(map(str, path))]
+    found = tensor.to_theirs(np.asarray(grad.get_value()), sizes)
+    exact = reference[tensor.name].grad.numpy()
+    assert np.abs(found - exact).max() < 1e-4 * np.abs(exact).max(), path
