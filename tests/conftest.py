@@ -6,6 +6,10 @@ import tempfile
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
+# Programs this small take longer to optimise than to run.
+os.environ['XLA_FLAGS'] = (
+  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+)
 # A program that several tests compile is compiled once.
 os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp()
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'

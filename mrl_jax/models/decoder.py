@@ -372,6 +372,21 @@ def split(decoder: Decoder) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   return nnx.split(decoder, trained, ...)
 
 
+def cast(params: nnx.State, dtype: str) -> nnx.State:
+  """The parameters as a forward pass in `dtype` uses them.
+
+  It casts all but the scales of norms at each use; done once, the result is the
+  same bit for bit.
+  """
+
+  def of_use(path, param):
+    if path[-1] == 'scale':
+      return param
+    return param.replace(param.get_value().astype(dtype))
+
+  return nnx.map_state(of_use, params)
+
+
 def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   """What `split` gives, with the shapes of the parameters; no arrays."""
   return split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))

@@ -37,6 +37,7 @@ class Cost:
     state_bytes: parameters, the optimizer's state, and the reference; of all
       but the parameters only adapters' where there are adapters.
     weight_bytes: one copy of the parameters, to sample from.
+    kept: whether that copy stays, as adapters are all that changes of it.
     cache_bytes: keys and values while sampling.
     update_bytes: gradients of own and of peer rows, activations of a
       micro-batch and a chunk of logits.
@@ -45,14 +46,19 @@ class Cost:
 
   state_bytes: int
   weight_bytes: int
+  kept: bool
   cache_bytes: int
   update_bytes: int
   flops: float
 
   def peak_bytes(self, copies: int) -> int:
     """The most at a time; every part of the fsdp axis samples from a copy."""
-    sampling = copies * self.weight_bytes + self.cache_bytes
-    return self.state_bytes + max(sampling, self.update_bytes)
+    weights = copies * self.weight_bytes
+    if self.kept:
+      return (
+        self.state_bytes + weights + max(self.cache_bytes, self.update_bytes)
+      )
+    return self.state_bytes + max(weights + self.cache_bytes, self.update_bytes)
 
 
 def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
@@ -77,7 +83,9 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
     state_bytes=weights
     + shape.reference * trained_bytes
     + round(shape.moment_bytes * trained),
-    weight_bytes=weights,
+    weight_bytes=(model.num_params + model.num_adapter_params)
+    * model.dtype_bytes,
+    kept=model.lora is not None,
     cache_bytes=tokens * model.num_layers * kv_bytes,
     update_bytes=2 * trained * _FLOAT
     + _FLOAT * (activations + 2 * logits * model.vocab_size),

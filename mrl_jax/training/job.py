@@ -107,6 +107,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   others = peers.check(config, method.kinds, loaded.tokenizers)
   plan = _plan(config, others.here, loaded, method.reference)
+  pretrained.check(config.policies, {n: s.model for n, s in plan.items()})
   _claim(workdir, config, loaded)
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
   folder = os.path.join(workdir, _JOURNALS)

@@ -41,6 +41,16 @@ def architecture(
   return families.build(vocab_size=vocab_size, **sizes)
 
 
+def check(
+  policies: ml_collections.ConfigDict, models: Mapping[str, ModelConfig]
+) -> None:
+  """Raises InputError if the weights at a path are not those of its model."""
+  for name, model in models.items():
+    path = policies[name].path
+    if path:
+      hf_weights.check(hugging_face.weights_folder(path), model)
+
+
 def freeze(
   workers: Mapping[str, worker_lib.Worker],
   config: ml_collections.ConfigDict,

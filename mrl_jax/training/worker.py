@@ -80,9 +80,7 @@ class Worker:
     self.state = state_lib.abstract(model, optimizer, mesh, reference)
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
-    self._decode_places = sharding.params(
-      self.state.params, mesh, sharding.DECODE
-    )
+    self._to_decode = self._mover(self.state.params)
     self._mask_truncated = mask_truncated
     self._overlong_tokens = overlong_tokens
     self._samplers = {}
@@ -101,8 +99,13 @@ class Worker:
     """Puts these parameters under the adapters."""
     self.frozen = params
     # Not moved again: only adapters change.
-    self._frozen_to_decode = jax.device_put(
-      params, sharding.params(params, self.mesh, sharding.DECODE)
+    self._frozen_to_decode = self._mover(params)(params)
+
+  def _mover(self, like):
+    """Jits what takes parameters to where, and as what, they are decoded."""
+    return jax.jit(
+      functools.partial(decoder_lib.cast, dtype=self.model.dtype),
+      out_shardings=sharding.params(like, self.mesh, sharding.DECODE),
     )
 
   def start_from(self, params: nnx.State | None = None) -> None:
@@ -139,7 +142,7 @@ class Worker:
       valid_PC[p, context - len(ids) :] = True
     with jax.set_mesh(self.mesh):
       samples = self._sampler(per_prompt, greedy=temperature == 0)(
-        jax.device_put(self.state.params, self._decode_places),
+        self._to_decode(self.state.params),
         self._frozen_to_decode,
         prompt_PC,
         valid_PC,

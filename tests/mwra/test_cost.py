@@ -100,6 +100,12 @@ def test_adapters_are_all_that_has_moments_and_gradients():
   assert whole.update_bytes - found.update_bytes == 2 * (
     whole.weight_bytes - adapters
   )
+  # What is sampled from stays where it is while adapters are updated.
+  assert found.peak_bytes(2) == (
+    found.state_bytes
+    + 2 * found.weight_bytes
+    + max(found.cache_bytes, found.update_bytes)
+  )
 
 
 def test_remat_keeps_less():
@@ -113,6 +119,9 @@ def test_remat_keeps_less():
   assert len(set(sizes)) == 3
 
 
-def test_parameters_in_bfloat16_take_half():
-  half = estimate(examples.model(param_dtype='bfloat16'))
-  assert 2 * half.weight_bytes == estimate(examples.model()).weight_bytes
+def test_what_is_in_bfloat16_takes_half():
+  whole = estimate(examples.model(), moment_bytes=0)
+  stored = estimate(examples.model(param_dtype='bfloat16'), moment_bytes=0)
+  sampled = estimate(examples.model(dtype='bfloat16'), moment_bytes=0)
+  assert 2 * stored.state_bytes == whole.state_bytes == sampled.state_bytes
+  assert stored.weight_bytes == whole.weight_bytes == 2 * sampled.weight_bytes

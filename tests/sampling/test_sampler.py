@@ -186,3 +186,33 @@ def test_a_mesh_gives_what_one_device_gives(shape):
   np.testing.assert_allclose(
     samples.policy_logp_BT, expected.policy_logp_BT, atol=1e-5
   )
+
+
+def test_parameters_that_were_cast_before_sample_the_same():
+  model = families.build('qwen', **examples.SIZES, dtype='bfloat16')
+  graphdef, params, none = decoder_lib.split(
+    decoder_lib.Decoder(model, nnx.Rngs(0))
+  )
+  cast = decoder_lib.cast(params, 'bfloat16')
+  kinds = {
+    (path[-1] == 'scale', str(param.get_value().dtype))
+    for path, param in cast.flat_state()
+  }
+  assert kinds == {(True, 'float32'), (False, 'bfloat16')}
+  one, other = (
+    jax.jit(
+      lambda params: sampler.sample(
+        nnx.merge(graphdef, params, none),
+        PROMPT_PC,
+        VALID_PC,
+        jax.random.key(0),
+        np.float32(1.0),
+        samples=2,
+        length=LENGTH,
+        stop_ids=STOP,
+      )
+    )(params)
+    for params in (params, cast)
+  )
+  for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    np.testing.assert_array_equal(x, y)

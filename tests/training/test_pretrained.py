@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -183,3 +184,15 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_told(models, tmp_path):
   changes = {'policies.llama.tokenizer.path': os.fspath(larger)}
   with pytest.raises(checks.InputError, match='has 325 tokens, the model'):
     job_lib.build(config(folder, **changes), str(tmp_path / 'run'))
+
+
+def test_weights_are_checked_before_anything_is_written(models, tmp_path):
+  folder, _ = models
+  damaged = shutil.copytree(folder / 'gemma', tmp_path / 'gemma')
+  with open(damaged / 'model.safetensors', 'r+b') as f:
+    f.truncate(1000)
+  workdir = tmp_path / 'run'
+  changes = {'policies.gemma.path': os.fspath(damaged)}
+  with pytest.raises(checks.InputError, match='1 damaged'):
+    job_lib.build(config(folder, **changes), os.fspath(workdir))
+  assert not os.path.exists(workdir / 'config.json')
