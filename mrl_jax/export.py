@@ -76,7 +76,7 @@ def export(
       hf_weights.write_adapters(folder, model, params, policy.path)
       return rounds
     if policy.path:
-      hugging_face.copy_config(policy.path, folder, dtype)
+      hugging_face.copy_config(policy.path, tokenizer, folder, dtype)
     else:
       about = families.to_hugging_face(policy.model.family, model)
       hugging_face.save_config(about, tokenizer, folder, dtype)

@@ -136,7 +136,7 @@ def load_config(path: str) -> dict:
   """
   try:
     config = _transformers().AutoConfig.from_pretrained(path)
-  except (OSError, ValueError, KeyError) as error:
+  except Exception as error:  # Fields that cannot be raise anything.
     raise checks.InputError(
       f'no config of a model could be loaded from {path!r}: {error}'
     ) from error
@@ -170,12 +170,17 @@ def source_dtype(path: str) -> str | None:
   return dtype and str(dtype).removeprefix('torch.')
 
 
-def copy_config(path: str, folder: str, dtype: str) -> None:
-  """Writes what belongs to the model at `path`, but the weights, to `folder`."""
+def copy_config(path: str, tokenizer: str, folder: str, dtype: str) -> None:
+  """Writes what belongs to the model at `path`, but the weights, to `folder`.
+
+  Its tokenizer may be that at another path.
+  """
   source = weights_folder(path)
   for name in os.listdir(source):
     if name.endswith(_BESIDE_WEIGHTS) and not name.endswith('.index.json'):
       shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
+  if tokenizer != path:
+    load_tokenizer(tokenizer).save_pretrained(folder)
   about = os.path.join(folder, 'config.json')
   with open(about, encoding='utf-8') as f:
     values = json.load(f)

@@ -30,6 +30,7 @@ class Mutation(NamedTuple):
 
 _LOSSES = 'mrl_jax/losses/'
 _SHARING = 'mrl_jax/sharing/'
+_MODELS = 'mrl_jax/models/'
 
 MUTATIONS = (
   Mutation(
@@ -369,6 +370,97 @@ MUTATIONS = (
     'trainer_logp.astype(np.float64) - sampler_logp',
     'sampler_logp.astype(np.float64) - trainer_logp',
     ('tests/sharing/test_correction.py',),
+  ),
+  Mutation(
+    'a window one position wider',
+    _MODELS + 'decoder.py',
+    '(distance_TS < window)',
+    '(distance_TS <= window)',
+    ('tests/models/test_parity.py', 'tests/models/test_decoder.py'),
+  ),
+  Mutation(
+    'no cap of the logits',
+    _MODELS + 'decoder.py',
+    'return soft_cap(logits_BTV, self.config.logit_cap)',
+    'return logits_BTV',
+    ('tests/models/test_parity.py',),
+  ),
+  Mutation(
+    'scores not by the size that the config gives',
+    _MODELS + 'decoder.py',
+    '(size or head_dim) ** -0.5',
+    'head_dim**-0.5',
+    ('tests/models/test_parity.py',),
+  ),
+  Mutation(
+    'positions in every layer of SmolLM3',
+    _MODELS + 'families.py',
+    'rope=None)',
+    'rope=layer.rope)',
+    ('tests/models/test_parity.py', 'tests/models/test_families.py'),
+  ),
+  Mutation(
+    'local and global layers of Gemma 3 turn alike',
+    _MODELS + 'families.py',
+    'rope.get(kind, rope)',
+    "rope.get('full_attention', rope)",
+    ('tests/models/test_parity.py',),
+  ),
+  Mutation(
+    'Llama 3 ramp inverted',
+    _MODELS + 'rope.py',
+    'return frequency_I * (kept_I + (1 - kept_I) / rope.factor)\n\n\ndef _yarn',
+    'return frequency_I * (1 - kept_I + kept_I / rope.factor)\n\n\ndef _yarn',
+    ('tests/models/test_rope.py',),
+  ),
+  Mutation(
+    'YaRN without its amplitude',
+    _MODELS + 'rope.py',
+    'return sin_B1TI * rope.amplitude, cos_B1TI * rope.amplitude',
+    'return sin_B1TI, cos_B1TI',
+    ('tests/models/test_parity.py',),
+  ),
+  Mutation(
+    'adapters scaled by alpha alone',
+    _MODELS + 'decoder.py',
+    'self.scale = config.lora.alpha / config.lora.rank',
+    'self.scale = config.lora.alpha',
+    ('tests/models/test_decoder.py',),
+  ),
+  Mutation(
+    'adapters merged by alpha alone',
+    _MODELS + 'hf_weights.py',
+    'scale = config.lora.alpha / config.lora.rank',
+    'scale = config.lora.alpha',
+    ('tests/models/test_hf_weights.py',),
+  ),
+  Mutation(
+    'rows and columns of a matrix swapped',
+    _MODELS + 'hf_names.py',
+    "f'{name}.weight', inputs + outputs, outputs, inputs",
+    "f'{name}.weight', inputs + outputs, inputs, outputs",
+    ('tests/models/test_hf_weights.py',),
+  ),
+  Mutation(
+    'norms of Gemma 2 in another order',
+    _MODELS + 'hf_names.py',
+    "'mlp_norm': 'pre_feedforward_layernorm',",
+    "'mlp_norm': 'post_attention_layernorm',",
+    ('tests/models/test_parity.py', 'tests/models/test_hf_names.py'),
+  ),
+  Mutation(
+    'scales of norms cast',
+    _MODELS + 'decoder.py',
+    "if path[-1] == 'scale':",
+    'if False:',
+    ('tests/sampling/test_sampler.py',),
+  ),
+  Mutation(
+    'adapters trained beside all else',
+    _MODELS + 'decoder.py',
+    'trained = nnx.LoRAParam if decoder.config.lora else nnx.Param',
+    'trained = nnx.Param',
+    ('tests/mwra/test_cost.py',),
   ),
 )
 

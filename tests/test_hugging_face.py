@@ -100,3 +100,29 @@ def test_a_malformed_generation_config_is_told(tmp_path, text, message):
   (tmp_path / 'generation_config.json').write_text(text)
   with pytest.raises(checks.InputError, match=f'config.json.* {message}'):
     hugging_face.stop_ids(os.fspath(tmp_path))
+
+
+def test_a_config_is_copied_with_the_tokenizer_that_was_used(tmp_path):
+  for name, texts in (('model', ['max 4 9 3']), ('other', ['min 4 9 3'])):
+    vocabulary.train('byte_level', texts, 300, str(tmp_path / name))
+  (tmp_path / 'model' / 'config.json').write_text(
+    '{"model_type": "llama", "torch_dtype": "float16"}'
+  )
+  assert hugging_face.source_dtype(str(tmp_path / 'model')) == 'float16'
+  for tokenizer in ('model', 'other'):
+    out = tmp_path / f'out-{tokenizer}'
+    out.mkdir()
+    hugging_face.copy_config(
+      *(str(tmp_path / name) for name in ('model', tokenizer)),
+      str(out),
+      'bfloat16',
+    )
+    assert json.loads((out / 'config.json').read_text()) == {
+      'model_type': 'llama',
+      'dtype': 'bfloat16',
+    }
+    vocabularies_of = [
+      hugging_face.load_tokenizer(str(at)).get_vocab()
+      for at in (out, tmp_path / tokenizer)
+    ]
+    assert vocabularies_of[0] == vocabularies_of[1]

@@ -118,7 +118,7 @@ def test_a_model_made_now_agrees_before_and_after_an_update(name, tmp_path):
   params = updated(model, params, expected)
   trained.mkdir()
   hf_weights.write(trained, model, params, 'float32', 2000)
-  hugging_face.copy_config(source, os.fspath(trained), 'float32')
+  hugging_face.copy_config(source, source, os.fspath(trained), 'float32')
   theirs = transformers.AutoModelForCausalLM.from_pretrained(trained).eval()
   after = parity.expected(theirs, seed=1)
   assert np.abs(after['logits_BTV'] - expected['logits_BTV']).max() > 1e-2

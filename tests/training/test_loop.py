@@ -206,13 +206,16 @@ def test_no_random_key_is_used_twice(folder, monkeypatch):
 
 
 def test_the_learning_rate_decays_over_all_updates(folder, monkeypatch):
-  steps = []
-  build = optimizer.build
-  monkeypatch.setattr(
-    optimizer, 'build', lambda c, n: steps.append(n) or build(c, n)
-  )
+  seen, build = [], optimizer.build
+
+  def spy(config, steps):
+    seen.append(steps)
+    return build(config, steps)
+
+  monkeypatch.setattr(optimizer, 'build', spy)
   job_lib.build(config(folder), os.fspath(folder / 'rate'))
-  assert steps == [4 * 2] * 2  # Rounds and mini-batches, of two policies.
+  # Rounds and mini-batches, of two policies; one step is enough for a plan.
+  assert seen == [1, 1, 4 * 2, 4 * 2]
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
