@@ -104,6 +104,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   config.sample = ml_collections.ConfigDict()
   config.sample.temperature = 1.0
+  config.sample.batch = 0  # Prompts sampled at a time, or 0 for all of a round.
   config.sample.max_prompt_tokens = 64
   config.sample.long_prompts = 'skip'  # Or 'error'.
   config.sample.max_tokens = 12

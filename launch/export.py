@@ -51,7 +51,7 @@ def main(argv):
       adapters=_ADAPTERS.value,
       shard_bytes=_SHARD_MIB.value * 2**20,
     )
-  except checks.InputError as error:
+  except (checks.InputError, OSError) as error:
     sys.exit(f'{error}')
   print(f'{_POLICY.value} after {rounds} rounds is in {_OUT.value}')
 

@@ -71,6 +71,9 @@ class Lora:
   target_modules: tuple[str, ...]
 
   def __post_init__(self):
+    checks.require(
+      self.alpha > 0, f'lora.alpha = {self.alpha}; it must be above 0'
+    )
     checks.require(bool(self.target_modules), 'lora.target_modules is empty')
     for name in self.target_modules:
       checks.choose(name, dict.fromkeys(PROJECTIONS), 'lora.target_modules')

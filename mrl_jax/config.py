@@ -282,6 +282,7 @@ _RANGES = {
   'sample.max_prompt_tokens': (1, None),
   'sample.max_tokens': (1, None),
   'sample.refills': (0, None),
+  'sample.batch': (0, None),
   'train.rounds': (1, None),
   'train.prompts': (1, None),
   'train.samples': (1, None),

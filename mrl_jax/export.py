@@ -53,18 +53,39 @@ def export(
   """
   values = job.claimed(workdir)
   checks.require(values is not None, f'{workdir} is not the work dir of a run')
-  checks.require(not os.path.exists(out), f'{out} is there already')
+  checks.require(
+    {job.TOKENIZERS, job.WEIGHTS} <= {*values},
+    f'{workdir} was written by an earlier version, and cannot be exported',
+  )
+  checks.require(
+    bool(out) and not os.path.lexists(out), f'--out={out} is there already'
+  )
   config = config_lib.nested(
-    {k: v for k, v in values.items() if k != job.TOKENIZERS}
+    {k: v for k, v in values.items() if k not in job.NOT_CONFIG}
   )
   policy = checks.choose(name, dict(config.policies), 'policy')
-  tokenizer = values[job.TOKENIZERS][name]
+  peer = config.see.peers[name]
+  checks.require(
+    not (peer.address or peer.journal),
+    f'{name} was not trained in {workdir}, but is '
+    + (f'at {peer.address}' if peer.address else f'in {peer.journal}'),
+  )
+  tokenizer = _tokenizer(policy, workdir, values[job.TOKENIZERS][name])
   rows = byte_tokenizer.load(tokenizer).vocab_size
   model = pretrained.architecture(policy, rows)
   checks.require(
     model.lora is not None or not adapters,
     f'{name} has no adapters; export it whole',
   )
+  checks.require(
+    not (adapters and dtype), f'adapters stay float32; leave out dtype={dtype}'
+  )
+  if policy.path:
+    found = hf_weights.fingerprint(hugging_face.weights_folder(policy.path))
+    checks.require(
+      model.lora is None or found == values[job.WEIGHTS][name],
+      f'the weights at {policy.path} are not those that {name} adapted',
+    )
   params, rounds = _trained(workdir, name, model, rounds)
   if not dtype:
     source = hugging_face.source_dtype(policy.path) if policy.path else None
@@ -85,6 +106,14 @@ def export(
       params = nnx.merge_state(base, params)
     hf_weights.write(folder, model, params, dtype, shard_bytes)
   return rounds
+
+
+def _tokenizer(policy, workdir, stored) -> str:
+  """The path of a policy's tokenizer, which may be within the work dir."""
+  if policy.path and not policy.tokenizer.path:
+    return policy.path
+  inside = os.path.join(workdir, stored)
+  return inside if os.path.isdir(inside) else stored
 
 
 def _trained(workdir, name, model, rounds) -> tuple[nnx.State, int]:

@@ -14,8 +14,14 @@ import tokenizers
 from mrl_jax import checks
 from mrl_jax import files
 
-_GENERATION = 'generation_config.json'
 _PROMPT = '{prompt}'
+# Put before a template, so that it cannot tell today's date: it is that which
+# Llama 3's writes where there is no clock.
+_SAME_DAY = (
+  '{% macro strftime_now(form) %}{{ form'
+  " | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')"
+  " | replace('%m', '07') | replace('%Y', '2024') }}{% endmacro %}"
+)
 # Configs, tokenizers, their old forms, and chat templates.
 _BESIDE_WEIGHTS = ('.json', '.txt', '.model', '.jinja')
 
@@ -35,7 +41,7 @@ def load_tokenizer(path: str):
   """
   try:
     tokenizer = _transformers().AutoTokenizer.from_pretrained(path)
-  except (OSError, ValueError, KeyError) as error:
+  except Exception as error:  # Files that cannot be read raise anything.
     raise checks.InputError(
       f'no tokenizer could be loaded from {path!r}: {error}'
     ) from error
@@ -48,37 +54,71 @@ def load_tokenizer(path: str):
 
 
 def stop_ids(path: str) -> tuple[int, ...]:
-  """What `generation_config.json` says that a completion ends with.
+  """What a completion ends with, by a model's config of generation, or its own.
 
-  Nothing where it does not say so, or is missing.
+  Nothing where neither is there, or says so.
 
   Args:
     path: a folder or a hub name.
 
   Raises:
-    InputError: it is malformed.
+    InputError: one is malformed, or the hub does not answer.
   """
-  file = os.path.join(path, _GENERATION)
-  try:
-    found = _transformers().GenerationConfig.from_pretrained(path).eos_token_id
-  except (OSError, TypeError, ValueError) as error:
-    # A file that is missing and one that is not JSON are the same error.
-    checks.require(not os.path.exists(file), f'{file} is malformed: {error}')
-    return ()
-  if found is None:
+  for name in ('generation_config.json', 'config.json'):
+    found = _field(path, name, 'eos_token_id')
+    if found is not None:
+      break
+  else:
     return ()
   ids = found if isinstance(found, list) else [found]
   checks.require(
     all(type(i) is int for i in ids),
-    f'{file}: eos_token_id = {found!r} is neither an id nor a list of ids',
+    f'{name} of {path!r}: eos_token_id = {found!r} is neither an id nor a list '
+    'of ids',
   )
   return tuple(ids)
+
+
+def _field(path, name, key):
+  """What a JSON file says of `key`; None without such a file."""
+  file = os.path.join(path, name)
+  if not os.path.isdir(path):
+    file = _downloaded(path, name)
+  if file is None or not os.path.exists(file):
+    return None
+  try:
+    with open(file, encoding='utf-8') as f:
+      return json.load(f).get(key)
+  except (ValueError, AttributeError) as error:
+    raise checks.InputError(f'{file} is malformed: {error}') from error
+
+
+def _downloaded(path, name) -> str | None:
+  """A file of the hub; None if there is no such file."""
+  import huggingface_hub
+  from huggingface_hub import errors
+
+  try:
+    return huggingface_hub.hf_hub_download(path, name)
+  except errors.RemoteEntryNotFoundError:
+    return None
+  except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    raise _no_answer(path, error) from error
+
+
+def _no_answer(path, error) -> checks.InputError:
+  return checks.InputError(
+    f'{path!r} is not a folder, and the hub did not give it: {error}'
+  )
 
 
 def chat_template(
   tokenizer, system: str = '', thinking: bool | None = None
 ) -> tuple[str, str]:
   """What a tokenizer's chat template writes before and after a prompt.
+
+  Some templates write today's date; here, every day is 26 July 2024, so that a
+  run can be repeated. Some trim what the user says; prompts are not trimmed.
 
   Args:
     tokenizer: of `load_tokenizer`.
@@ -96,16 +136,32 @@ def chat_template(
   )
   messages = [{'role': 'system', 'content': system}] if system else []
   messages.append({'role': 'user', 'content': _PROMPT})
-  options = {} if thinking is None else {'enable_thinking': thinking}
-  try:
-    text = tokenizer.apply_chat_template(
-      messages, tokenize=False, add_generation_prompt=True, **options
+
+  def render(**options):
+    return tokenizer.apply_chat_template(
+      messages,
+      tokenize=False,
+      add_generation_prompt=True,
+      chat_template=_SAME_DAY + tokenizer.get_chat_template(),
+      **options,
     )
+
+  try:
+    if thinking is None:
+      text = render()
+    else:
+      text = render(enable_thinking=thinking)
+      switches = text != render(enable_thinking=not thinking)
   except Exception as error:  # A template is a program, and may raise anything.
     raise checks.InputError(
       f'the chat template at {path!r} cannot write a prompt'
       f'{" with a system prompt" if system else ""}: {error}'
     ) from error
+  checks.require(
+    thinking is None or switches,
+    f'the chat template at {path!r} writes the same with and without thinking; '
+    'leave it to the template',
+  )
   count = text.count(_PROMPT)
   checks.require(
     count == 1,
@@ -156,12 +212,12 @@ def weights_folder(path: str) -> str:
 
   try:
     return huggingface_hub.snapshot_download(
-      path, allow_patterns=['*.safetensors', '*.json']
+      path,
+      allow_patterns=['*.safetensors', '*.json', '*.txt', '*.model', '*.jinja'],
+      ignore_patterns=['*/*', 'consolidated*'],
     )
   except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-    raise checks.InputError(
-      f'{path!r} is not a folder, and the hub did not give it: {error}'
-    ) from error
+    raise _no_answer(path, error) from error
 
 
 def source_dtype(path: str) -> str | None:
@@ -176,11 +232,13 @@ def copy_config(path: str, tokenizer: str, folder: str, dtype: str) -> None:
   Its tokenizer may be that at another path.
   """
   source = weights_folder(path)
+  mine = tokenizer == path
   for name in os.listdir(source):
-    if name.endswith(_BESIDE_WEIGHTS) and not name.endswith('.index.json'):
+    beside = name.endswith(_BESIDE_WEIGHTS) and not name.endswith('.index.json')
+    if beside if mine else name == 'config.json':
       shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
-  if tokenizer != path:
-    load_tokenizer(tokenizer).save_pretrained(folder)
+  if not mine:
+    _save_tokenizer(tokenizer, folder)
   about = os.path.join(folder, 'config.json')
   with open(about, encoding='utf-8') as f:
     values = json.load(f)
@@ -192,18 +250,23 @@ def save_config(
   values: Mapping, tokenizer: str, folder: str, dtype: str
 ) -> None:
   """Writes the config of a model, and a copy of its tokenizer, to `folder`."""
-  special = load_tokenizer(tokenizer)
-  special.save_pretrained(folder)
-  ends = sorted({special.eos_token_id, *stop_ids(tokenizer)})
-  ids = {
-    'bos_token_id': special.bos_token_id,
-    'eos_token_id': ends if len(ends) > 1 else special.eos_token_id,
-    'pad_token_id': special.pad_token_id,
-  }
+  ids = _save_tokenizer(tokenizer, folder)
   kind = values['model_type']
   fields = {key: v for key, v in values.items() if key != 'model_type'}
-  transformers = _transformers()
-  transformers.AutoConfig.for_model(
+  _transformers().AutoConfig.for_model(
     kind, **fields, **ids, dtype=dtype
   ).save_pretrained(folder)
-  transformers.GenerationConfig(**ids).save_pretrained(folder)
+
+
+def _save_tokenizer(path, folder) -> dict:
+  """Writes a tokenizer, and its ids of generation, which it returns."""
+  tokenizer = load_tokenizer(path)
+  tokenizer.save_pretrained(folder)
+  ends = sorted({tokenizer.eos_token_id, *stop_ids(path)})
+  ids = {
+    'bos_token_id': tokenizer.bos_token_id,
+    'eos_token_id': ends if len(ends) > 1 else tokenizer.eos_token_id,
+    'pad_token_id': tokenizer.pad_token_id,
+  }
+  _transformers().GenerationConfig(**ids).save_pretrained(folder)
+  return ids

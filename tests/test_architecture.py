@@ -25,3 +25,5 @@ def test_adapters_need_known_modules():
     Lora(rank=2, alpha=1, target_modules=('q_porj',))
   with pytest.raises(checks.InputError, match='target_modules is empty'):
     Lora(rank=2, alpha=1, target_modules=())
+  with pytest.raises(checks.InputError, match='alpha = 0; it must be above 0'):
+    Lora(rank=2, alpha=0, target_modules=('q_proj',))

@@ -109,6 +109,8 @@ def test_every_policy_has_devices_of_its_own(module):
   config = module.get_config()
   shape = cost.RoundShape(
     rows=config.train.prompts * config.train.samples,
+    samples=config.train.samples,
+    sampled_prompts=config.train.prompts,
     prompt_tokens=config.sample.max_prompt_tokens,
     response_tokens=config.sample.max_tokens,
     micro_rows=config.train.micro_rows,

@@ -126,3 +126,30 @@ def test_a_config_is_copied_with_the_tokenizer_that_was_used(tmp_path):
       for at in (out, tmp_path / tokenizer)
     ]
     assert vocabularies_of[0] == vocabularies_of[1]
+
+
+def test_without_a_config_of_generation_the_models_own_is_asked(tmp_path):
+  (tmp_path / 'config.json').write_text('{"eos_token_id": [7, 8]}')
+  assert hugging_face.stop_ids(os.fspath(tmp_path)) == (7, 8)
+  (tmp_path / 'generation_config.json').write_text('{"eos_token_id": 9}')
+  assert hugging_face.stop_ids(os.fspath(tmp_path)) == (9,)
+
+
+def test_a_name_that_the_hub_does_not_know_is_told():
+  for read in (hugging_face.stop_ids, hugging_face.weights_folder):
+    with pytest.raises(checks.InputError, match='is not a folder, and the hub'):
+      read('no such/name at/all')
+
+
+def test_every_day_is_the_same_for_a_template(tmp_path):
+  template = "{{ strftime_now('%d %b %Y') }}{{ messages[0]['content'] }}"
+  tokenizer = chat(tmp_path / 'folder', template)
+  assert hugging_face.chat_template(tokenizer) == ('26 Jul 2024', '')
+
+
+def test_a_template_that_knows_no_thinking_is_not_told_to(tmp_path):
+  template = "{{ messages[0]['content'] }}"
+  tokenizer = chat(tmp_path / 'folder', template)
+  assert hugging_face.chat_template(tokenizer) == ('', '')
+  with pytest.raises(checks.InputError, match='with and without thinking'):
+    hugging_face.chat_template(tokenizer, thinking=False)

@@ -33,6 +33,7 @@ def get_config(paths):
   config.reward.verifier = 'math'
   config.reward.marker = '####'
 
+  config.sample.batch = 16
   config.sample.max_prompt_tokens = 1024
   config.sample.max_tokens = 4096
   config.thl.max_tokens = 6144  # Another vocabulary may need more of them.

@@ -1,6 +1,7 @@
 """Parameters from and to the safetensors of a Hugging Face folder."""
 
 from collections.abc import Callable, Mapping
+import hashlib
 import json
 import os
 from typing import NamedTuple
@@ -22,6 +23,7 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _ADAPTER = 'adapter_model.safetensors'
 _DTYPES = {'F32': 4, 'BF16': 2, 'F16': 2}
 _SHOWN = 10  # Of each kind of mistake.
+_SAMPLES, _SAMPLE = 256, 2**16  # Of a fingerprint: how many, and their bytes.
 
 
 class Stored(NamedTuple):
@@ -69,6 +71,21 @@ def read(
   return nnx.map_state(
     lambda path, param: load(path, param, flat[path].get_value()), like
   )
+
+
+def fingerprint(folder: str) -> str:
+  """Differs for other weights: of each file its size, its header, and samples."""
+  print = hashlib.sha256()
+  for path in _paths(folder, []):
+    size = os.path.getsize(path)
+    print.update(f'{size};'.encode())
+    with open(path, 'rb') as f:
+      header = int.from_bytes(f.read(8), 'little')
+      print.update(f.read(min(header, size)))
+      for at in range(0, size, max(size // _SAMPLES, _SAMPLE)):
+        f.seek(at)
+        print.update(f.read(_SAMPLE))
+  return print.hexdigest()[:16]
 
 
 def num_bytes(folder: str) -> int:
@@ -119,8 +136,9 @@ def _listed(kind, problems) -> str:
 def _paths(folder, damaged) -> list[str]:
   """The files with weights; adds those that are not there to `damaged`."""
   index = os.path.join(folder, INDEX)
-  if not os.path.exists(index):
-    path = os.path.join(folder, WEIGHTS)
+  path = os.path.join(folder, WEIGHTS)
+  # Of both, transformers reads the one file.
+  if os.path.exists(path) or not os.path.exists(index):
     checks.require(
       os.path.exists(path),
       f'{folder} has neither {WEIGHTS} nor {INDEX}. Other formats are not read '
@@ -130,14 +148,14 @@ def _paths(folder, damaged) -> list[str]:
     return [path]
   with open(index, encoding='utf-8') as f:
     try:
-      names = {*json.load(f)['weight_map'].values()}
+      names = {os.path.basename(n) for n in json.load(f)['weight_map'].values()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
       raise checks.InputError(
         f'{index} is not an index of safetensors: {error!r}'
       ) from error
   paths = []
   for name in sorted(names):
-    path = os.path.join(folder, os.path.basename(name))
+    path = os.path.join(folder, name)
     if os.path.exists(path):
       paths.append(path)
     else:

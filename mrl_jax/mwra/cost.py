@@ -12,7 +12,9 @@ class RoundShape:
   """The sizes of a round.
 
   Attributes:
-    rows: completions sampled, P * G.
+    rows: completions of a round, P * G.
+    samples: of a prompt, G.
+    sampled_prompts: how many are sampled at a time.
     prompt_tokens, response_tokens: C and T, padding included.
     micro_rows: rows of one forward and backward pass.
     logit_chunk: tokens whose logits are in memory at once.
@@ -21,6 +23,8 @@ class RoundShape:
   """
 
   rows: int
+  samples: int
+  sampled_prompts: int
   prompt_tokens: int
   response_tokens: int
   micro_rows: int
@@ -38,7 +42,9 @@ class Cost:
       but the parameters only adapters' where there are adapters.
     weight_bytes: one copy of the parameters, to sample from.
     kept: whether that copy stays, as adapters are all that changes of it.
-    cache_bytes: keys and values while sampling.
+    shared: whether it is the copy that is trained, where there is one only.
+    cache_bytes: keys and values while sampling, and a layer's attention to
+      the prompts.
     update_bytes: gradients of own and of peer rows, activations of a
       micro-batch and a chunk of logits.
     flops: of sampling and updating on all rows of a round.
@@ -47,18 +53,25 @@ class Cost:
   state_bytes: int
   weight_bytes: int
   kept: bool
+  shared: bool
   cache_bytes: int
   update_bytes: int
   flops: float
 
+  def resident_bytes(self, copies: int) -> int:
+    """What stays; every part of the fsdp axis has a copy to sample from."""
+    return self.state_bytes + self.kept * self._copies(copies)
+
+  def work_bytes(self, copies: int) -> int:
+    """The most at a time beside what stays."""
+    moved = 0 if self.kept else self._copies(copies)
+    return max(moved + self.cache_bytes, self.update_bytes)
+
   def peak_bytes(self, copies: int) -> int:
-    """The most at a time; every part of the fsdp axis samples from a copy."""
-    weights = copies * self.weight_bytes
-    if self.kept:
-      return (
-        self.state_bytes + weights + max(self.cache_bytes, self.update_bytes)
-      )
-    return self.state_bytes + max(weights + self.cache_bytes, self.update_bytes)
+    return self.resident_bytes(copies) + self.work_bytes(copies)
+
+  def _copies(self, copies):
+    return 0 if self.shared and copies == 1 else copies * self.weight_bytes
 
 
 def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
@@ -73,7 +86,6 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
     weights += trained_bytes
   slots = shape.prompt_tokens + shape.response_tokens
   tokens = shape.rows * slots
-  kv_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype_bytes
   activations = shape.micro_rows * slots * _activations(model, slots)
   logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)
   attention = (
@@ -86,7 +98,8 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
     weight_bytes=(model.num_params + model.num_adapter_params)
     * model.dtype_bytes,
     kept=model.lora is not None,
-    cache_bytes=tokens * model.num_layers * kv_bytes,
+    shared=model.dtype == model.param_dtype,
+    cache_bytes=_sampling(model, shape),
     update_bytes=2 * trained * _FLOAT
     + _FLOAT * (activations + 2 * logits * model.vocab_size),
     flops=(2 + 6) * tokens * (model.num_params + attention / 2),
@@ -105,3 +118,12 @@ def _activations(model, slots) -> int:
   }[model.remat]
   # What is computed again is there for one layer at a time.
   return model.num_layers * waiting + (layer if waiting < layer else 0)
+
+
+def _sampling(model, shape) -> int:
+  """Bytes of the keys and values of samples and, before, of their prompts."""
+  slots = shape.prompt_tokens + shape.response_tokens
+  token = 2 * model.num_kv_heads * model.head_dim * model.dtype_bytes
+  cache = shape.sampled_prompts * slots * model.num_layers * token
+  scores = shape.sampled_prompts * model.num_heads * shape.prompt_tokens * slots
+  return cache * shape.samples + max(cache, _FLOAT * scores)

@@ -123,7 +123,8 @@ def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
     raise checks.InputError(
       f'policy {name} needs {_gib(needs)} and fits on no slice of '
       f'{devices} devices of {_gib(device_bytes)}: {_gib(short)} a device are '
-      'missing. Fewer train.micro_rows or a smaller train.logit_chunk lower '
+      f'missing. A smaller sample.batch lowers its {_gib(cost.cache_bytes)} to '
+      'sample with, fewer train.micro_rows or a smaller train.logit_chunk '
       f'its {_gib(cost.update_bytes)} of activations'
     )
   return fits
@@ -131,11 +132,9 @@ def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
 
 def _check_shared(costs, chosen, tensor, device_bytes):
   """All states stay on the devices; one policy at a time needs the rest."""
-  states = sum(cost.state_bytes for cost in costs.values())
-  work = max(
-    costs[name].peak_bytes(n // tensor) - costs[name].state_bytes
-    for name, n in chosen.items()
-  )
+  copies = {name: n // tensor for name, n in chosen.items()}
+  states = sum(costs[name].resident_bytes(n) for name, n in copies.items())
+  work = max(costs[name].work_bytes(n) for name, n in copies.items())
   devices = min(chosen.values())
   checks.require(
     device_bytes is None or states + work <= devices * device_bytes,

@@ -11,6 +11,7 @@ import re
 from mrl_jax import records
 
 _NUMBER = re.compile(r'-?(\d+(\.\d*)?|\.\d+)(/\d+)?')
+_THOUSANDS = re.compile(r'-?\d{1,3}(,\d{3})+(\.\d*)?')  # And no list.
 _MAX_CHARACTERS = 100  # Of an answer; longer ones are compared as text.
 
 
@@ -71,7 +72,9 @@ class Exact:
 
 
 def _number(text: str) -> fractions.Fraction | None:
-  text = text.replace('$', '').replace(',', '').removesuffix('.').strip()
+  text = text.replace('$', '').removesuffix('.').strip()
+  if _THOUSANDS.fullmatch(text):
+    text = text.replace(',', '')
   if len(text) > _MAX_CHARACTERS or not _NUMBER.fullmatch(text):
     return None
   whole, _, denominator = text.partition('/')

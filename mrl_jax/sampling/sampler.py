@@ -67,6 +67,7 @@ def sample(
   valid_PC: jax.Array,
   key: jax.Array,
   temperature: jax.Array,
+  first: jax.Array,
   *,
   samples: int,
   length: int,
@@ -85,6 +86,7 @@ def sample(
     valid_PC: False at padding.
     key: one random key; the same key gives the same completions.
     temperature: above 0; ignored when `greedy`.
+    first: the place of the first prompt, where these are a part of a batch.
     samples: G, completions a prompt.
     length: T, the most tokens in a completion.
     stop_ids: tokens that end a completion; it keeps them.
@@ -97,7 +99,7 @@ def sample(
     greedy=greedy,
   )
   state, logits_BV = _prefill(
-    decoder, prompt_PC, valid_PC, key, samples, length
+    decoder, prompt_PC, valid_PC, key, first, samples, length
   )
   state = jax.lax.while_loop(
     lambda state: (state.step < length) & ~state.stopped_B.all(),
@@ -113,7 +115,7 @@ def sample(
   )
 
 
-def _prefill(decoder, prompt_PC, valid_PC, key, samples, length):
+def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length):
   """Runs the prompts; returns the state and the logits of the first tokens."""
   prompts, context = prompt_PC.shape
   rows = prompts * samples
@@ -133,7 +135,7 @@ def _prefill(decoder, prompt_PC, valid_PC, key, samples, length):
   valid_PS = jnp.pad(valid_PC, ((0, 0), (0, length)), constant_values=True)
   state = SamplingState(
     step=jnp.int32(0),
-    key_B=fold(fold(jnp.broadcast_to(key, rows), place_B), sample_B),
+    key_B=fold(fold(jnp.broadcast_to(key, rows), first + place_B), sample_B),
     valid_BS=by_row(valid_PS),
     position_B=by_row(valid_PC.sum(1)),
     cache=jax.tree.map(by_row, cache),
@@ -195,7 +197,7 @@ def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
 
 
 def build(model: ModelConfig, mesh: Mesh, **settings):
-  """Jits `sample(params, frozen, prompt_PC, valid_PC, key, temperature)`.
+  """Jits `sample(params, frozen, prompt_PC, valid_PC, key, temperature, first)`.
 
   Args:
     model: the policy's architecture.
@@ -211,6 +213,6 @@ def build(model: ModelConfig, mesh: Mesh, **settings):
     lambda params, frozen, *args: sample(
       nnx.merge(graphdef, params, frozen), *args, **settings
     ),
-    in_shardings=(*places, rows, rows, one, one),
+    in_shardings=(*places, rows, rows, one, one, one),
     out_shardings=rows,
   )

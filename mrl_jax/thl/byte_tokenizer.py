@@ -43,10 +43,13 @@ def from_json(text: str) -> 'ByteTokenizer':
   )
 
 
-def load(path: str, size: int | None = None) -> 'ByteTokenizer':
+def load(
+  path: str, size: int | None = None, stop_ids: Iterable[int] = ()
+) -> 'ByteTokenizer':
   """The Hugging Face tokenizer at `path`, a folder or a hub name.
 
-  What ends a completion is read there, too. `size` is that of `ByteTokenizer`.
+  What ends a completion is read there, beside `stop_ids`. `size` is that of
+  `ByteTokenizer`.
   """
   hf = hugging_face.load_tokenizer(path)
   # Some name a first token that they put nowhere.
@@ -55,7 +58,7 @@ def load(path: str, size: int | None = None) -> 'ByteTokenizer':
     hf.backend_tokenizer,
     eos_id=hf.eos_token_id,
     bos_id=hf.bos_token_id if has_bos else None,
-    stop_ids=hugging_face.stop_ids(path),
+    stop_ids=(*stop_ids, *hugging_face.stop_ids(path)),
     size=size,
   )
 
@@ -121,12 +124,6 @@ class ByteTokenizer:
     added = {t['id']: t['content'] for t in spec['added_tokens']}
     pieces = _pieces(backend, added)
     self._size = size
-    rest = 0 if size is None else size - len(pieces)
-    checks.require(
-      rest >= 0,
-      f"the tokenizer has {len(pieces)} tokens, the model's embedding {size} "
-      'rows; give the tokenizer that belongs to the model',
-    )
     special = {t['id'] for t in spec['added_tokens'] if t['special']}
     special |= {*self.stop_ids, bos_id} - {None}
     for i in special:
@@ -139,11 +136,20 @@ class ByteTokenizer:
         f'the control token {pieces[i]!r} is a single character, which cannot '
         'be told from the same character in a text',
       )
+    rows = len(pieces) if size is None else size
+    # Control tokens of other uses, such as of images, may have no row.
+    used = {*range(len(pieces))} - special | {*self.stop_ids, bos_id} - {None}
+    checks.require(
+      max(used) < rows,
+      f"the tokenizer has {len(pieces)} tokens, the model's embedding {rows} "
+      'rows; give the tokenizer that belongs to the model',
+    )
     to_bytes = _piece_reader(spec['decoder'], set(added.values()))
-    self.token_bytes = [
+    found = [
       b'' if piece is None or i in special else to_bytes(piece)
       for i, piece in enumerate(pieces)
-    ] + [b''] * rest
+    ]
+    self.token_bytes = (found + [b''] * rows)[:rows]
     self.byte_length_V = np.array([len(b) for b in self.token_bytes], np.int32)
     self._byte_ids = {
       b: i for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1

@@ -15,6 +15,7 @@ from mrl_jax import hugging_face
 from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.data import vocabulary
+from mrl_jax.models import families
 from mrl_jax.thl import byte_tokenizer
 
 _MULTIPLE = 8  # Prompt positions are rounded up to it.
@@ -79,7 +80,11 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     for name, policy in config.policies.items()
   }
   tokenizers = {
-    name: byte_tokenizer.load(folders[name], _rows(policy))
+    name: byte_tokenizer.load(
+      folders[name],
+      _rows(policy),
+      hugging_face.stop_ids(policy.path) if policy.path else (),
+    )
     for name, policy in config.policies.items()
   }
   templates = {
@@ -188,7 +193,8 @@ def _rows(policy) -> int | None:
   """Tokens that the model at a policy's path has embeddings for."""
   if not policy.path:
     return None
-  return hugging_face.load_config(policy.path)['vocab_size']
+  values = hugging_face.load_config(policy.path)
+  return families.from_hugging_face(values).vocab_size
 
 
 def _template(policy, folder) -> prompts_lib.Template:

@@ -35,9 +35,10 @@ from mrl_jax.training import pretrained
 from mrl_jax.training import worker as worker_lib
 
 _CONFIG, _CACHE, _JOURNALS = 'config.json', 'cache', 'see'
-# Beside the keys of the config, a digest of what was read, and the folders of
-# the tokenizers by their policies.
-_INPUTS, TOKENIZERS = 'inputs', 'tokenizers'
+# Beside the keys of the config, a digest of what was read and, by policy, the
+# folders of tokenizers, from the work dir, and fingerprints of weights.
+_INPUTS, TOKENIZERS, WEIGHTS = 'inputs', 'tokenizers', 'weights'
+NOT_CONFIG = (_INPUTS, TOKENIZERS, WEIGHTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,10 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   others = peers.check(config, method.kinds, loaded.tokenizers)
   plan = _plan(config, others.here, loaded, method.reference)
-  pretrained.check(config.policies, {n: s.model for n, s in plan.items()})
-  _claim(workdir, config, loaded)
+  weights = pretrained.check(
+    config.policies, {name: part.model for name, part in plan.items()}
+  )
+  _claim(workdir, config, loaded, weights)
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
   folder = os.path.join(workdir, _JOURNALS)
   return Job(
@@ -148,7 +151,7 @@ def check_workdir(workdir: str, config: ml_collections.ConfigDict) -> None:
     mine = config_lib.without_places(config_lib.flat(config))
     differ = [
       f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
-      for key in sorted({*theirs, *mine} - {_INPUTS, TOKENIZERS})
+      for key in sorted({*theirs, *mine} - {*NOT_CONFIG})
       if theirs.get(key) != mine.get(key)
     ]
     checks.require(
@@ -181,22 +184,32 @@ def claimed(workdir: str) -> dict | None:
       raise checks.InputError(f'{path} is not JSON: {error}') from error
 
 
-def _claim(workdir, config, loaded) -> None:
+def _claim(workdir, config, loaded, weights) -> None:
   """Writes down config and inputs, unless they are there and the same."""
   theirs = claimed(workdir)
   if theirs is None:
     values = {
       **config_lib.flat(config),
       _INPUTS: loaded.digest,
-      TOKENIZERS: loaded.folders,
+      TOKENIZERS: {n: _within(p, workdir) for n, p in loaded.folders.items()},
+      WEIGHTS: weights,
     }
     files.write(os.path.join(workdir, _CONFIG), json.dumps(values, indent=1))
     return
   checks.require(
-    theirs.get(_INPUTS) == loaded.digest,
-    f'{workdir} began with other prompts or tokenizers than its config leads '
-    'to now; put the files back to resume, or give a fresh --workdir',
+    (theirs.get(_INPUTS), theirs.get(WEIGHTS)) == (loaded.digest, weights),
+    f'{workdir} began with other prompts, tokenizers or weights than its config '
+    'leads to now; put the files back to resume, or give a fresh --workdir',
   )
+
+
+def _within(path, workdir) -> str:
+  """The path of a folder from a work dir that it is in; otherwise as it is."""
+  if not os.path.isdir(path):
+    return path  # The hub's name for it.
+  path, workdir = os.path.abspath(path), os.path.abspath(workdir)
+  inside = os.path.commonpath([path, workdir]) == workdir
+  return os.path.relpath(path, workdir) if inside else path
 
 
 def _refills(config, here, loaded) -> dict[str, grain.DatasetIterator]:
@@ -222,6 +235,9 @@ def _plan(config, here, loaded, reference) -> planner.Plan:
     _, params, _ = decoder.abstract(models[name])
     shapes[name] = cost.RoundShape(
       rows=config.train.prompts * config.train.samples,
+      samples=max(config.train.samples, config.eval.samples),
+      sampled_prompts=config.sample.batch
+      or max(config.train.prompts, config.eval.batch),
       prompt_tokens=loaded.context[name],
       response_tokens=config.sample.max_tokens,
       micro_rows=config.train.micro_rows,
@@ -272,6 +288,7 @@ def _workers(config, method, loaded, plan) -> dict[str, worker_lib.Worker]:
       overlong_tokens=config.reward.overlong_tokens,
       entropy_weight=config.method.entropy_weight,
       reference=method.reference,
+      sample_batch=config.sample.batch,
       # By name, so that a policy is the same whoever learns beside it.
       key=jax.random.fold_in(
         jax.random.key(config.seed), zlib.crc32(name.encode())

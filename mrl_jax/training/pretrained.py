@@ -43,12 +43,20 @@ def architecture(
 
 def check(
   policies: ml_collections.ConfigDict, models: Mapping[str, ModelConfig]
-) -> None:
-  """Raises InputError if the weights at a path are not those of its model."""
-  for name, model in models.items():
-    path = policies[name].path
-    if path:
-      hf_weights.check(hugging_face.weights_folder(path), model)
+) -> dict[str, str]:
+  """The fingerprints of the weights of policies that have a path.
+
+  Raises:
+    InputError: the weights at a path are not those of its model.
+  """
+  folders = {
+    name: hugging_face.weights_folder(policies[name].path)
+    for name in models
+    if policies[name].path
+  }
+  for name, folder in folders.items():
+    hf_weights.check(folder, models[name])
+  return {name: hf_weights.fingerprint(f) for name, f in folders.items()}
 
 
 def freeze(

@@ -13,7 +13,9 @@ import numpy as np
 from rich import console as console_lib
 
 from mrl_jax import config as config_lib
+from mrl_jax import hugging_face
 from mrl_jax import records
+from mrl_jax.models import hf_weights
 from mrl_jax.sharing import lesson
 from mrl_jax.training import checkpoint
 from mrl_jax.training import display
@@ -166,6 +168,7 @@ def cache_name(
     'examples': msgspec.to_builtins(examples),
     'marker': config.reward.marker,
     'seed': config.seed,
+    'weights': _weights(config.policies[worker.name].path),
     'tokenizer': worker.tokenizer.fingerprint,
     'template': dataclasses.asdict(worker.template),
     # What the order of sums depends on, and with it their rounding.
@@ -181,3 +184,9 @@ def cache_name(
     'jax': jax.__version__,
   }
   return f'{worker.name}-{config_lib.digest(parts)}'
+
+
+def _weights(path) -> str:
+  """The fingerprint of the weights at a path; '' without one."""
+  folder = hugging_face.weights_folder(path) if path else ''
+  return folder and hf_weights.fingerprint(folder)

@@ -30,12 +30,24 @@ from mrl_jax.training import update
 
 
 class Sampling(NamedTuple):
-  """Completions on their way from the device."""
+  """Completions on their way from the device, of `size` prompts a part."""
 
   prompts: Sequence[records.Prompt]
-  samples: sampler.Samples
+  parts: Sequence[sampler.Samples]
+  size: int
   per_prompt: int
   temperature: float
+
+
+def _joined(sampling: Sampling) -> sampler.Samples:
+  """The samples of all prompts in one, those of the first prompt first."""
+  rows = sampling.size * sampling.per_prompt
+  # What was missing at the end of the last part was filled up behind it.
+  parts = [
+    jax.tree.map(lambda x: x[:rows], part)
+    for part in jax.device_get(sampling.parts)
+  ]
+  return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
 
 
 class Worker:
@@ -71,16 +83,17 @@ class Worker:
     key: jax.Array,
     entropy_weight: float = 0.0,
     reference: bool = False,
+    sample_batch: int = 0,
   ):
     self.name, self.model, self.mesh = name, model, mesh
     self.tokenizer, self.template = tokenizer, template
     self.optimizer, self.packer = optimizer, packer
-    self._reference = reference
+    self._reference, self._sample_batch = reference, sample_batch
     self.key, self._init_key = jax.random.split(key)
     self.state = state_lib.abstract(model, optimizer, mesh, reference)
+    self._cast = jax.jit(functools.partial(decoder_lib.cast, dtype=model.dtype))
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
-    self._to_decode = self._mover(self.state.params)
     self._mask_truncated = mask_truncated
     self._overlong_tokens = overlong_tokens
     self._samplers = {}
@@ -99,14 +112,17 @@ class Worker:
     """Puts these parameters under the adapters."""
     self.frozen = params
     # Not moved again: only adapters change.
-    self._frozen_to_decode = self._mover(params)(params)
+    self._frozen_to_decode = self._to_decode(params)
 
-  def _mover(self, like):
-    """Jits what takes parameters to where, and as what, they are decoded."""
-    return jax.jit(
-      functools.partial(decoder_lib.cast, dtype=self.model.dtype),
-      out_shardings=sharding.params(like, self.mesh, sharding.DECODE),
-    )
+  def _to_decode(self, params):
+    """The parameters where, and as what, they are decoded.
+
+    Those that are so already are not copied.
+    """
+    if self.model.dtype != self.model.param_dtype:
+      params = self._cast(params)
+    places = sharding.params(params, self.mesh, sharding.DECODE)
+    return jax.device_put(params, places)
 
   def start_from(self, params: nnx.State | None = None) -> None:
     """Begins anew with these parameters, by default random ones."""
@@ -129,33 +145,45 @@ class Worker:
   ) -> Sampling:
     """Sends the prompts off to be completed; does not wait.
 
+    They are completed in parts of as many as fit at a time; the parts do not
+    change the completions.
     At temperature 0 the likeliest token is taken.
     """
+    size = self._sample_batch or len(prompts)
+    draw = self._sampler(per_prompt, greedy=temperature == 0)
+    params = self._to_decode(self.state.params)
+    parts = []
+    with jax.set_mesh(self.mesh):
+      for first in range(0, len(prompts), size):
+        samples = draw(
+          params,
+          self._frozen_to_decode,
+          *self._packed_prompts(prompts[first : first + size], size),
+          key,
+          np.float32(temperature),
+          np.int32(first),
+        )
+        parts.append(samples)
+    return Sampling(prompts, parts, size, per_prompt, temperature)
+
+  def _packed_prompts(self, prompts, size):
+    """Left-padded prompts and what is valid of them, as many as `size`."""
     context = self.packer.context
     spread = self.mesh.shape['data'] * self.mesh.shape['fsdp']
-    size = math.ceil(len(prompts) / spread) * spread
+    size = math.ceil(size / spread) * spread
     prompt_PC = np.zeros((size, context), np.int32)
     valid_PC = np.zeros((size, context), bool)
     for p, prompt in enumerate(prompts):
       ids = self.prompt_ids(prompt)
       prompt_PC[p, context - len(ids) :] = ids
       valid_PC[p, context - len(ids) :] = True
-    with jax.set_mesh(self.mesh):
-      samples = self._sampler(per_prompt, greedy=temperature == 0)(
-        self._to_decode(self.state.params),
-        self._frozen_to_decode,
-        prompt_PC,
-        valid_PC,
-        key,
-        np.float32(temperature),
-      )
-    return Sampling(prompts, samples, per_prompt, temperature)
+    return prompt_PC, valid_PC
 
   def finish_sampling(
     self, sampling: Sampling, judge: functions.Judge, run: str, round: int
   ) -> list[list[records.Rollout]]:
     """Waits for completions, and has them judged; groups of each prompt."""
-    samples = jax.device_get(sampling.samples)
+    samples = _joined(sampling)
     version = int(self.state.step)
     created = time.time()
     completions = self._completions(sampling, samples)

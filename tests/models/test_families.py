@@ -93,6 +93,7 @@ def test_layers_of_smollm3_and_gemma3(tmp_path):
   ('fields', 'message'),
   [
     ({'model_type': 'phi3'}, "'phi3' is not supported.*needs a function in"),
+    ({'model_type': 'gemma3'}, "'gemma3' is not supported.*gemma3_text"),
     ({'model_type': 'mamba7'}, 'model type `mamba7`'),
     ({'model_type': 'llama', 'hidden_size': 'x'}, 'expected int, got str'),
     ({'model_type': 'llama', 'mlp_bias': True}, 'mlp_bias is not supported'),

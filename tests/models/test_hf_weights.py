@@ -202,3 +202,18 @@ def test_an_import_takes_little_more_memory_than_its_parameters(tmp_path):
   print(figures)
   assert figures['megabytes'] > 1900
   assert figures['peak_over_parameters'] < 1.3
+
+
+def test_of_both_the_one_file_is_read(folder):
+  with open(os.path.join(folder, hf_weights.INDEX), 'w') as f:
+    json.dump({'weight_map': {Q: 'stale.safetensors'}}, f)
+  hf_weights.check(folder, config())
+
+
+def test_other_weights_have_another_fingerprint(folder):
+  before = hf_weights.fingerprint(folder)
+  assert before == hf_weights.fingerprint(SOURCE)
+  arrays = tensors(folder)
+  arrays[Q] = arrays[Q] + np.float32(1e-6)
+  save(folder, arrays)
+  assert hf_weights.fingerprint(folder) != before

@@ -70,6 +70,7 @@ def greedy(model, params, expected):
     expected['valid_BT'],
     jax.random.key(0),
     np.float32(1.0),
+    np.int32(0),
   )
   return samples.tokens_BT
 

@@ -8,6 +8,8 @@ from tests import examples
 def estimate(model, **changes):
   fields = {
     'rows': 2,
+    'samples': 2,
+    'sampled_prompts': 1,
     'prompt_tokens': 3,
     'response_tokens': 5,
     'micro_rows': 2,
@@ -25,8 +27,9 @@ def test_numbers_worked_by_hand():
   less = estimate(model, moment_bytes=2.5)
   assert less.state_bytes == 6.5 * model.num_params
   assert found.weight_bytes == 4 * model.num_params
-  # Keys and values: 2 rows * 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
-  assert found.cache_bytes == 2 * 8 * 2 * 128
+  # Keys and values of a row: 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
+  # There are 2 rows, and the prompt's; 4 heads * 3 * 8 scores are less.
+  assert found.cache_bytes == 3 * 8 * 2 * 128
   # 2 rows * 8 slots * 2 layers * (8*32 + 3*64 + 4*8) values, and 4 tokens'
   # logits twice, 4 bytes each; with a larger chunk there are 10 tokens.
   gradients = 2 * 4 * model.num_params

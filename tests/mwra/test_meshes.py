@@ -9,7 +9,13 @@ from tests import examples
 def test_policies_have_disjoint_meshes_of_the_planned_shape():
   models = {'a': examples.model(), 'b': examples.model()}
   shape = cost.RoundShape(
-    rows=32, prompt_tokens=8, response_tokens=8, micro_rows=32, logit_chunk=64
+    rows=32,
+    samples=1,
+    sampled_prompts=32,
+    prompt_tokens=8,
+    response_tokens=8,
+    micro_rows=32,
+    logit_chunk=64,
   )
   plan = planner.plan(
     models, dict.fromkeys(models, shape), 8, divides=32, tensor=2

@@ -5,12 +5,19 @@ from hypothesis import strategies as st
 import pytest
 
 from mrl_jax import checks
+from mrl_jax.architecture import Lora
 from mrl_jax.mwra import cost
 from mrl_jax.mwra import planner
 from tests import examples
 
 SHAPE = cost.RoundShape(
-  rows=64, prompt_tokens=16, response_tokens=16, micro_rows=64, logit_chunk=256
+  rows=64,
+  samples=1,
+  sampled_prompts=64,
+  prompt_tokens=16,
+  response_tokens=16,
+  micro_rows=64,
+  logit_chunk=256,
 )
 
 
@@ -108,7 +115,13 @@ def test_memory_asks_for_a_larger_slice():
 def test_every_device_of_the_fsdp_axis_has_room_for_a_copy_of_the_weights():
   wide = examples.model(d_ff=4096)
   tiny = cost.RoundShape(
-    rows=1, prompt_tokens=1, response_tokens=1, micro_rows=1, logit_chunk=1
+    rows=1,
+    samples=1,
+    sampled_prompts=1,
+    prompt_tokens=1,
+    response_tokens=1,
+    micro_rows=1,
+    logit_chunk=1,
   )
   weights = 4 * wide.num_params
 
@@ -139,3 +152,15 @@ def test_a_tensor_axis_that_does_not_divide_is_told():
   odd = examples.model(d_ff=65, vocab_size=49)
   with pytest.raises(checks.InputError, match='d_ff = 65, vocab_size = 49'):
     plan({'a': odd}, 8, tensor=2)
+
+
+def test_what_adapters_leave_stays_while_others_work():
+  lora = Lora(rank=1, alpha=1, target_modules=('q_proj',))
+  model = examples.model(d_ff=4096, lora=lora, param_dtype='bfloat16')
+  found = cost.estimate(model, SHAPE)
+  three = dict.fromkeys('abc', model)
+  needs = 3 * found.resident_bytes(1) + found.work_bytes(1)
+  assert needs > 3 * found.state_bytes + found.peak_bytes(1)
+  plan(three, 1, time_share=True, device_bytes=needs)
+  with pytest.raises(checks.InputError, match='take turns'):
+    plan(three, 1, time_share=True, device_bytes=needs - 1)

@@ -25,6 +25,9 @@ from mrl_jax.rewards import verify
     (': 13', '13', 'unparsable'),
     ('= ', '13', 'unparsable'),
     ('', '13', 'unparsable'),
+    ('= 1,234.5', '1234.5', 'correct'),
+    ('= 12', '1,2', 'wrong'),  # A list, and no number.
+    ('= 1,2', '12', 'wrong'),
   ],
 )
 def test_verdicts(text, gold, verdict):

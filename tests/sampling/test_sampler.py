@@ -26,6 +26,7 @@ def sample(
   valid_PC=VALID_PC,
   key=0,
   temperature=1.0,
+  first=0,
   family='llama',
   **settings,
 ):
@@ -38,6 +39,7 @@ def sample(
       valid_PC,
       jax.random.key(key),
       temperature,
+      first,
       **settings,
     )
   )(params)
@@ -180,6 +182,7 @@ def test_a_mesh_gives_what_one_device_gives(shape):
       VALID_PC,
       jax.random.key(0),
       np.float32(1.0),
+      np.int32(0),
     )
   expected = sample()
   np.testing.assert_array_equal(samples.tokens_BT, expected.tokens_BT)
@@ -207,6 +210,7 @@ def test_parameters_that_were_cast_before_sample_the_same():
         VALID_PC,
         jax.random.key(0),
         np.float32(1.0),
+        0,
         samples=2,
         length=LENGTH,
         stop_ids=STOP,
@@ -216,3 +220,10 @@ def test_parameters_that_were_cast_before_sample_the_same():
   )
   for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
     np.testing.assert_array_equal(x, y)
+
+
+def test_a_part_of_the_prompts_draws_as_all_of_them_do():
+  whole = sample()
+  part = sample(PROMPT_PC[2:], VALID_PC[2:], first=2)
+  for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+    np.testing.assert_allclose(x[2 * 3 :], y, atol=1e-5)

@@ -615,6 +615,20 @@ def test_rows_of_an_embedding_without_a_token_have_no_bytes():
     byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n - 1)
 
 
+def test_control_tokens_of_other_uses_need_no_row():
+  backend, n = vocabularies.copy(BYTE_LEVEL), BYTE_LEVEL.vocab_size
+  backend.add_special_tokens(['<image>'])
+  tokenizer = byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n)
+  assert tokenizer.vocab_size == n
+  for ids in (
+    tokenizer.encode(b'an <image>'),
+    tokenizer.encode_chat('a', 'n <image>', 'x'),
+  ):
+    assert max(ids) < n
+  with pytest.raises(checks.InputError, match='the model'):
+    byte_tokenizer.ByteTokenizer(backend, eos_id=1, stop_ids=(n,), size=n)
+
+
 def test_the_json_has_the_ends_and_the_size():
   first = vocabularies.chat('byte_level', stop_ids=(0, 1), size=400)
   text = first.to_json()

@@ -16,7 +16,13 @@ def console():
 def plan(**kwargs):
   models = {'a': examples.model(), 'b': examples.model()}
   shape = cost.RoundShape(
-    rows=32, prompt_tokens=8, response_tokens=8, micro_rows=32, logit_chunk=64
+    rows=32,
+    samples=1,
+    sampled_prompts=32,
+    prompt_tokens=8,
+    response_tokens=8,
+    micro_rows=32,
+    logit_chunk=64,
   )
   return planner.plan(
     models, dict.fromkeys(models, shape), 8, divides=32, **kwargs

@@ -159,6 +159,8 @@ def test_a_run_with_adapters_resumes(models, finished):
     ({'dtype': 'int8'}, "unknown dtype 'int8'"),
     ({'name': 'gemma', 'adapters': True}, 'gemma has no adapters'),
     ({'workdir': '/nowhere'}, '/nowhere is not the work dir of a run'),
+    ({'out': ''}, 'is there already'),
+    ({'adapters': True, 'dtype': 'bfloat16'}, 'adapters stay float32'),
     ({'out': '/tmp'}, '/tmp is there already'),
   ],
 )
@@ -196,3 +198,34 @@ def test_weights_are_checked_before_anything_is_written(models, tmp_path):
   with pytest.raises(checks.InputError, match='1 damaged'):
     job_lib.build(config(folder, **changes), os.fspath(workdir))
   assert not os.path.exists(workdir / 'config.json')
+
+
+def test_a_policy_that_was_not_trained_there_is_not_exported(
+  finished, tmp_path
+):
+  workdir = shutil.copytree(finished[0], tmp_path / 'run')
+  values = json.loads((workdir / 'config.json').read_text())
+  values['see.peers.gemma.journal'] = 'runs/other'
+  (workdir / 'config.json').write_text(json.dumps(values))
+  with pytest.raises(checks.InputError, match='but is in runs/other'):
+    export.export(os.fspath(workdir), 'gemma', os.fspath(tmp_path / 'out'))
+  del values['weights']
+  (workdir / 'config.json').write_text(json.dumps(values))
+  with pytest.raises(checks.InputError, match='an earlier version'):
+    export.export(os.fspath(workdir), 'llama', os.fspath(tmp_path / 'out'))
+
+
+def test_adapters_are_of_the_weights_that_were_there(
+  models, finished, tmp_path
+):
+  folder, _ = models
+  path = folder / 'llama' / 'model.safetensors'
+  content = path.read_bytes()
+  try:
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(checks.InputError, match='other prompts, tokenizers or'):
+      job_lib.build(config(folder), finished[0])
+    with pytest.raises(checks.InputError, match='not those that llama adapted'):
+      export.export(finished[0], 'llama', os.fspath(tmp_path / 'out'))
+  finally:
+    path.write_bytes(content)

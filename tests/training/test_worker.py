@@ -86,11 +86,11 @@ def test_any_stop_token_ends_a_rollout(monkeypatch):
   )
   sampling = worker.start_sampling(PROMPTS[:1], 3, jax.random.key(0), 1.0)
   assert built == [(eos, over)]
-  samples = jax.tree.map(np.array, jax.device_get(sampling.samples))
+  samples = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
   samples.tokens_BT[0, :3] = 40, 41, over
   samples.length_B[0], samples.stopped_B[0] = 3, True
   (group,) = worker.finish_sampling(
-    sampling._replace(samples=samples), judge, run='run', round=0
+    sampling._replace(parts=[samples]), judge, run='run', round=0
   )
   assert records.fault(group[0]) is None
   assert (group[0].finish, group[0].ids[-1]) == ('stop', over)
@@ -133,11 +133,11 @@ def test_what_was_cut_off_may_be_masked(monkeypatch, mask_truncated):
   sampling = workers.worker().start_sampling(
     PROMPTS[:1], 3, jax.random.key(0), 1.0
   )
-  samples = jax.tree.map(np.array, jax.device_get(sampling.samples))
+  samples = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
   samples.tokens_BT[0, 3] = workers.worker().tokenizer.eos_id
   samples.length_B[:2], samples.stopped_B[:2] = (4, 6), (True, False)
   (group,) = workers.worker().finish_sampling(
-    sampling._replace(samples=samples), judge, run='run', round=0
+    sampling._replace(parts=[samples]), judge, run='run', round=0
   )
   stopped, cut = group[:2]
   np.testing.assert_array_equal(stopped.mask, [True] * 4)
@@ -204,11 +204,11 @@ def test_an_empty_completion_is_a_legal_rollout():
   sampling = workers.worker().start_sampling(
     PROMPTS[:1], 3, jax.random.key(0), 1.0
   )
-  empty = jax.tree.map(np.array, jax.device_get(sampling.samples))
+  empty = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
   empty.tokens_BT[0], empty.length_B[0], empty.stopped_B[0] = 0, 1, True
   empty.tokens_BT[0, 0] = eos
   (group,) = workers.worker().finish_sampling(
-    sampling._replace(samples=empty), judge, run='run', round=0
+    sampling._replace(parts=[empty]), judge, run='run', round=0
   )
   assert (group[0].payload, group[0].reward) == (b'', 0.0)
   assert records.fault(group[0]) is None
@@ -239,3 +239,26 @@ def test_long_completions_are_punished_where_asked(monkeypatch):
       expected = len(rollout.payload) % 2 - max(len(rollout.ids) - 4, 0) / 2
       assert rollout.reward == expected
       assert learner().judge(0, rollout) == (expected, rollout.verdict)
+
+
+@pytest.mark.parametrize('batch', [1, 2, 4])
+def test_parts_do_not_change_the_completions(monkeypatch, batch):
+  worker = workers.worker()
+  prompts = [
+    records.Prompt(id=f'p{i}', text=text, answer='')
+    for i, text in enumerate(('a', 'sort', 'max 1'))
+  ]
+
+  def sampled():
+    sampling = worker.start_sampling(prompts, 3, jax.random.key(5), 1.0)
+    groups = worker.finish_sampling(sampling, judge, run='run', round=0)
+    return len(sampling.parts), [
+      (r.header.prompt, r.ids.tolist()) for group in groups for r in group
+    ]
+
+  parts, whole = sampled()
+  assert parts == 1
+  monkeypatch.setattr(worker, '_sample_batch', batch)
+  parts, cut = sampled()
+  assert parts == {1: 3, 2: 2, 4: 1}[batch]
+  assert cut == whole
