@@ -101,6 +101,8 @@ class _Run:
     self._job = dataclasses.replace(
       job.build(config, os.path.join(folder, name)), judge=_InTurn()
     )
+    for worker in self._job.workers.values():
+      worker.start_from()
     self._progress = progress.Progress()
     self.seconds(_COMPILED)
 
