@@ -5,12 +5,14 @@ import os
 from flax import nnx
 import jax
 from jax.sharding import Mesh
+import ml_collections
 import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
 from mrl_jax import hugging_face
+from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder
 from mrl_jax.models import families
 from mrl_jax.models import hf_weights
@@ -51,14 +53,44 @@ def export(
   Raises:
     InputError: there is no such run, policy or checkpoint, or `out` is there.
   """
+  checks.require(
+    bool(out) and not os.path.lexists(out), f'--out={out} is there already'
+  )
+  policy, tokenizer, model = _checked(workdir, name, adapters)
+  checks.require(
+    not (adapters and dtype), f'adapters stay float32; leave out dtype={dtype}'
+  )
+  if not dtype:
+    source = hugging_face.source_dtype(policy.path) if policy.path else None
+    dtype = source or model.param_dtype
+  checks.choose(dtype, dict.fromkeys(DTYPES), 'dtype')
+  params, rounds = _trained(workdir, name, model, rounds)
+  with files.new_folder(out) as folder:
+    os.mkdir(folder)
+    if adapters:
+      hf_weights.write_adapters(folder, model, params, policy.path)
+      return rounds
+    if policy.path:
+      hugging_face.copy_config(policy.path, tokenizer, folder, dtype)
+    else:
+      about = families.to_hugging_face(policy.model.family, model)
+      hugging_face.save_config(about, tokenizer, folder, dtype)
+    if model.lora is not None:
+      base = pretrained.read(policy.path, model, _host())
+      params = nnx.merge_state(base, params)
+    hf_weights.write(folder, model, params, dtype, shard_bytes)
+  return rounds
+
+
+def _checked(
+  workdir, name, adapters
+) -> tuple[ml_collections.ConfigDict, str, ModelConfig]:
+  """A policy's config, the path of its tokenizer, and its decoder."""
   values = job.claimed(workdir)
   checks.require(values is not None, f'{workdir} is not the work dir of a run')
   checks.require(
     {job.TOKENIZERS, job.WEIGHTS} <= {*values},
     f'{workdir} was written by an earlier version, and cannot be exported',
-  )
-  checks.require(
-    bool(out) and not os.path.lexists(out), f'--out={out} is there already'
   )
   config = config_lib.nested(
     {k: v for k, v in values.items() if k not in job.NOT_CONFIG}
@@ -77,35 +109,13 @@ def export(
     model.lora is not None or not adapters,
     f'{name} has no adapters; export it whole',
   )
-  checks.require(
-    not (adapters and dtype), f'adapters stay float32; leave out dtype={dtype}'
-  )
-  if policy.path:
+  if model.lora is not None:
     found = hf_weights.fingerprint(hugging_face.weights_folder(policy.path))
     checks.require(
-      model.lora is None or found == values[job.WEIGHTS][name],
+      found == values[job.WEIGHTS][name],
       f'the weights at {policy.path} are not those that {name} adapted',
     )
-  params, rounds = _trained(workdir, name, model, rounds)
-  if not dtype:
-    source = hugging_face.source_dtype(policy.path) if policy.path else None
-    dtype = source or model.param_dtype
-  checks.choose(dtype, dict.fromkeys(DTYPES), 'dtype')
-  with files.new_folder(out) as folder:
-    os.mkdir(folder)
-    if adapters:
-      hf_weights.write_adapters(folder, model, params, policy.path)
-      return rounds
-    if policy.path:
-      hugging_face.copy_config(policy.path, tokenizer, folder, dtype)
-    else:
-      about = families.to_hugging_face(policy.model.family, model)
-      hugging_face.save_config(about, tokenizer, folder, dtype)
-    if model.lora is not None:
-      base = pretrained.read(policy.path, model, _host())
-      params = nnx.merge_state(base, params)
-    hf_weights.write(folder, model, params, dtype, shard_bytes)
-  return rounds
+  return policy, tokenizer, model
 
 
 def _tokenizer(policy, workdir, stored) -> str:

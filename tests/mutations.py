@@ -422,10 +422,10 @@ MUTATIONS = (
   ),
   Mutation(
     'adapters scaled by alpha alone',
-    _MODELS + 'decoder.py',
+    _MODELS + 'modules.py',
     'self.scale = config.lora.alpha / config.lora.rank',
     'self.scale = config.lora.alpha',
-    ('tests/models/test_decoder.py',),
+    ('tests/models/test_modules.py',),
   ),
   Mutation(
     'adapters merged by alpha alone',

@@ -1,18 +1,13 @@
-"""The decoder-only transformer that every model family configures.
-
-A tensor is declared once, where its module is made: from the letters of its
-einsum follow its shape, its initial scale and the names of its axes, and from
-those, in `sharding`, where it lives.
-"""
+"""The decoder-only transformer that every model family configures."""
 
 import functools
-import math
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import modules
 from mrl_jax.models import rope
 from mrl_jax.models import sharding
 
@@ -26,134 +21,7 @@ _REMAT = {
   'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'block': jax.checkpoint_policies.nothing_saveable,
 }
-_AXES = {
-  'D': 'embed',
-  'V': 'vocab',
-  'H': 'heads',
-  'K': 'kv_heads',
-  'E': 'head',
-  'F': 'mlp',
-  'R': 'rank',
-}
-
 Cache = list[tuple[jax.Array, jax.Array]]  # (k_BKSE, v_BKSE) of each layer
-
-
-def axes(letters: str) -> tuple[str, ...]:
-  """The names of the axes that letters stand for."""
-  return tuple(_AXES[letter] for letter in letters)
-
-
-def axis_sizes(config: ModelConfig) -> dict[str, int]:
-  """Of the axes, by their letters."""
-  return {
-    'D': config.d_model,
-    'V': config.vocab_size,
-    'H': config.num_heads,
-    'K': config.num_kv_heads,
-    'E': config.head_dim,
-    'F': config.d_ff,
-    'R': config.lora.rank if config.lora else 0,
-  }
-
-
-def _param(config, rngs, letters, inputs, kind=nnx.Param):
-  """A matrix with the axes `letters`, of which those of `inputs` are summed."""
-  sizes = axis_sizes(config)
-  shape = tuple(sizes[letter] for letter in letters)
-  value = jax.random.normal(rngs.params(), shape, jnp.float32)
-  value *= math.prod(sizes[letter] for letter in inputs) ** -0.5
-  return kind(value.astype(_dtype(config, kind)), axes=axes(letters))
-
-
-def _zeros(config, letters, kind=nnx.Param):
-  shape = tuple(axis_sizes(config)[letter] for letter in letters)
-  return kind(jnp.zeros(shape, _dtype(config, kind)), axes=axes(letters))
-
-
-def _dtype(config, kind):
-  return 'float32' if kind is nnx.LoRAParam else config.param_dtype
-
-
-def _as(x, param):
-  return param[...].astype(x.dtype)
-
-
-class Adapter(nnx.Module):
-  """What LoRA (2106.09685) adds to an einsum: alpha / R B A x; B begins as 0."""
-
-  def __init__(self, spec: str, config: ModelConfig, rngs: nnx.Rngs):
-    x, inputs, outputs, out = _letters(spec)
-    low = ''.join(c for c in x if c not in inputs) + 'R'
-    self.spec_a = f'{x},{inputs}R->{low}'
-    self.spec_b = f'{low},R{outputs}->{out}'
-    self.scale = config.lora.alpha / config.lora.rank
-    self.a = _param(config, rngs, inputs + 'R', inputs, nnx.LoRAParam)
-    self.b = _zeros(config, 'R' + outputs, nnx.LoRAParam)
-
-  def __call__(self, x):
-    low = jnp.einsum(self.spec_a, x, _as(x, self.a))
-    return jnp.einsum(self.spec_b, low, _as(x, self.b)) * self.scale
-
-
-class Projection(nnx.Module):
-  """An einsum of activations with a weight, by its name in Hugging Face."""
-
-  def __init__(
-    self,
-    name: str,
-    spec: str,
-    config: ModelConfig,
-    rngs: nnx.Rngs,
-    bias: bool = False,
-  ):
-    _, inputs, outputs, out = _letters(spec)
-    sizes = axis_sizes(config)
-    self.spec = spec
-    self.weight = _param(config, rngs, inputs + outputs, inputs)
-    self.bias = _zeros(config, outputs) if bias else None
-    self.bias_shape = tuple(sizes[c] if c in outputs else 1 for c in out)
-    adapted = config.lora is not None and name in config.lora.target_modules
-    self.adapter = Adapter(spec, config, rngs) if adapted else None
-
-  def __call__(self, x):
-    y = jnp.einsum(self.spec, x, _as(x, self.weight))
-    if self.adapter is not None:
-      y = y + self.adapter(x)
-    if self.bias is not None:
-      y = y + _as(x, self.bias).reshape(self.bias_shape)
-    return y
-
-
-def _letters(spec: str) -> tuple[str, str, str, str]:
-  """Of 'BTD,DHE->BHTE': 'BTD', 'D', 'HE' and 'BHTE'."""
-  x, weight, out = spec.replace('->', ',').split(',')
-  inputs = ''.join(c for c in weight if c not in out)
-  outputs = ''.join(c for c in weight if c in out)
-  return x, inputs, outputs, out
-
-
-class RMSNorm(nnx.Module):
-  """Root-mean-square norm over some dimensions, computed in float32."""
-
-  def __init__(self, config: ModelConfig, letters: str, over=(-1,)):
-    self.eps, self.offset = config.norm_eps, float(config.norm_offset)
-    self.over = over
-    shape = tuple(axis_sizes(config)[letter] for letter in letters)
-    names = ('norm',) if len(letters) == 1 else axes(letters)
-    self.scale = nnx.Param(
-      jnp.full(shape, 1 - self.offset, config.param_dtype), axes=names
-    )
-
-  def __call__(self, x):
-    over = [dim % x.ndim for dim in self.over]
-    x32 = x.astype(jnp.float32)
-    mean_square = jnp.mean(x32 * x32, over, keepdims=True)
-    scale = self.scale[...].astype(jnp.float32) + self.offset
-    scale = scale.reshape(
-      [n if i in over else 1 for i, n in enumerate(x.shape)]
-    )
-    return (x32 * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
 
 
 def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, size=None, cap=0.0):
@@ -194,10 +62,13 @@ def window_mask(mask_BTS, slot, window: int):
 
 _QK_NORMS = {
   'none': lambda config: (None, None),
-  'head': lambda config: (RMSNorm(config, 'E'), RMSNorm(config, 'E')),
+  'head': lambda config: (
+    modules.RMSNorm(config, 'E'),
+    modules.RMSNorm(config, 'E'),
+  ),
   'heads': lambda config: (
-    RMSNorm(config, 'HE', over=(1, 3)),
-    RMSNorm(config, 'KE', over=(1, 3)),
+    modules.RMSNorm(config, 'HE', over=(1, 3)),
+    modules.RMSNorm(config, 'KE', over=(1, 3)),
   ),
 }
 
@@ -209,7 +80,7 @@ class Attention(nnx.Module):
     self.size, self.cap = config.query_size, config.score_cap
 
     def project(name, spec, bias):
-      return Projection(name, spec, config, rngs, bias)
+      return modules.Projection(name, spec, config, rngs, bias)
 
     self.q = project('q_proj', 'BTD,DHE->BHTE', config.qkv_bias)
     self.k = project('k_proj', 'BTD,DKE->BKTE', config.qkv_bias)
@@ -239,9 +110,9 @@ class MLP(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.activation = _ACTIVATIONS[config.activation]
-    self.gate = Projection('gate_proj', 'BTD,DF->BTF', config, rngs)
-    self.up = Projection('up_proj', 'BTD,DF->BTF', config, rngs)
-    self.down = Projection('down_proj', 'BTF,FD->BTD', config, rngs)
+    self.gate = modules.Projection('gate_proj', 'BTD,DF->BTF', config, rngs)
+    self.up = modules.Projection('up_proj', 'BTD,DF->BTF', config, rngs)
+    self.down = modules.Projection('down_proj', 'BTF,FD->BTD', config, rngs)
 
   def __call__(self, x_BTD):
     return self.down(self.activation(self.gate(x_BTD)) * self.up(x_BTD))
@@ -255,7 +126,7 @@ class Block(nnx.Module):
     after = config.norms in ('after', 'both')
 
     def norm(wanted):
-      return RMSNorm(config, 'D') if wanted else None
+      return modules.RMSNorm(config, 'D') if wanted else None
 
     self.attention_norm = norm(before)
     self.attention = Attention(config, rngs)
@@ -283,13 +154,13 @@ class Decoder(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
-    self.embed_VD = _param(config, rngs, 'VD', 'D')
+    self.embed_VD = modules.param(config, rngs, 'VD', 'D')
     self.blocks = nnx.List(
       Block(config, rngs) for _ in range(config.num_layers)
     )
-    self.final_norm = RMSNorm(config, 'D')
+    self.final_norm = modules.RMSNorm(config, 'D')
     self.unembed_DV = (
-      None if config.tie_embeddings else _param(config, rngs, 'DV', 'D')
+      None if config.tie_embeddings else modules.param(config, rngs, 'DV', 'D')
     )
 
   def __call__(

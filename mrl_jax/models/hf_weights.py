@@ -16,8 +16,8 @@ from safetensors import numpy as safetensors_numpy
 from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax.architecture import ModelConfig
-from mrl_jax.models import decoder
 from mrl_jax.models import hf_names
+from mrl_jax.models import modules
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _ADAPTER = 'adapter_model.safetensors'
@@ -54,7 +54,7 @@ def read(
     InputError: lists all tensors that are missing, unknown or of another shape
       or type, and all files that cannot be read.
   """
-  tensors, sizes = hf_names.tensors(config), decoder.axis_sizes(config)
+  tensors, sizes = hf_names.tensors(config), modules.axis_sizes(config)
   stored = check(folder, config)
 
   def load(path, param, place):
@@ -95,7 +95,7 @@ def num_bytes(folder: str) -> int:
 
 def check(folder: str, config: ModelConfig) -> dict[str, Stored]:
   """Where the model's tensors are; raises as `read` does, and reads none."""
-  sizes = decoder.axis_sizes(config)
+  sizes = modules.axis_sizes(config)
   wanted = {t.name: t.shape(sizes) for t in hf_names.tensors(config).values()}
   damaged = []
   stored = {}
@@ -199,7 +199,7 @@ def write(
     dtype: 'float32', 'bfloat16' or 'float16'.
     shard_bytes: at most in one file, unless a tensor has more.
   """
-  tensors, sizes = hf_names.tensors(config), decoder.axis_sizes(config)
+  tensors, sizes = hf_names.tensors(config), modules.axis_sizes(config)
   flat = {'.'.join(map(str, k)): v for k, v in nnx.to_flat_state(params)}
   itemsize = np.dtype(dtype).itemsize
   shards = _shards(
@@ -234,7 +234,7 @@ def write_adapters(
     params: its adapters.
     base: the name or path of the model under them.
   """
-  tensors, sizes = hf_names.adapters(config), decoder.axis_sizes(config)
+  tensors, sizes = hf_names.adapters(config), modules.axis_sizes(config)
   arrays = {
     tensors['.'.join(map(str, path))]: np.asarray(x.get_value())
     for path, x in nnx.to_flat_state(params)

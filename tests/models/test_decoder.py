@@ -218,46 +218,6 @@ def test_families_differ_as_they_say():
   )
 
 
-def test_rms_norm_worked_by_hand():
-  norm = decoder_lib.RMSNorm(examples.model(d_model=2), 'D')
-  norm.scale[...] = jnp.array([1.0, 2.0])
-  # sqrt((9 + 16) / 2) = 3.5355.
-  np.testing.assert_allclose(
-    norm(jnp.array([[3.0, 4.0]])), [[0.8485281, 2.2627417]], rtol=1e-5
-  )
-
-
-def adapted():
-  """A decoder with adapters that change something."""
-  lora = Lora(rank=2, alpha=3, target_modules=('q_proj', 'o_proj', 'up_proj'))
-  model = examples.model(qkv_bias=True, lora=lora)
-  graphdef, params, frozen = decoder_lib.split(
-    decoder_lib.Decoder(model, nnx.Rngs(0))
-  )
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: rng.normal(size=x.shape, scale=0.3).astype(np.float32), params
-  )
-  return nnx.merge(graphdef, params, frozen)
-
-
-def test_adapters_add_a_product_of_low_rank():
-  attention = adapted().blocks[0].attention
-  x_BTD = jax.random.normal(jax.random.key(0), (1, 3, 32))
-  q, a, b = (
-    np.asarray(x[...], np.float64)
-    for x in (
-      attention.q.weight, attention.q.adapter.a, attention.q.adapter.b
-    )
-  )  # fmt: skip
-  # alpha / rank is 1.5.
-  expected = np.einsum(
-    'BTD,DHE->BHTE', x_BTD, q + 1.5 * np.einsum('DR,RHE->DHE', a, b)
-  )
-  np.testing.assert_allclose(attention.q(x_BTD), expected, atol=1e-5)
-  assert attention.k.adapter is None
-
-
 def test_adapters_that_begin_change_nothing():
   lora = Lora(rank=2, alpha=3, target_modules=('v_proj', 'down_proj'))
   with_them = decoder_lib.Decoder(examples.model(lora=lora), nnx.Rngs(0))

@@ -4,6 +4,7 @@ import pytest
 from mrl_jax.architecture import Lora
 from mrl_jax.models import decoder
 from mrl_jax.models import hf_names
+from mrl_jax.models import modules
 from tests import examples
 
 
@@ -49,7 +50,7 @@ def test_every_parameter_has_a_name_and_every_name_a_parameter(changes):
     for part in parts
     for path, param in part.flat_state()
   }
-  sizes = decoder.axis_sizes(model)
+  sizes = modules.axis_sizes(model)
   assert shapes == {
     path: tuple(sizes[letter] for letter in tensor.letters)
     for path, tensor in tensors.items()

@@ -9,6 +9,7 @@ import pytest
 from mrl_jax import algorithms
 from mrl_jax.models import decoder
 from mrl_jax.models import hf_names
+from mrl_jax.models import modules
 from mrl_jax.training import update
 from tests import examples
 from tests import parity
@@ -90,7 +91,7 @@ def test_loss_and_gradient_are_those_of_torch(tmp_path):
   stacked = jax.tree.map(lambda x: x.reshape(2, 2, -1), rows())
   grads, statistics = gradient(params, decoder.NO_PARAMS, stacked)
   assert float(statistics['loss']) == pytest.approx(expected, abs=1e-5)
-  tensors, sizes = hf_names.tensors(model), decoder.axis_sizes(model)
+  tensors, sizes = hf_names.tensors(model), modules.axis_sizes(model)
   reference = dict(theirs.named_parameters())
   for path, grad in grads.flat_state():
     tensor = tensors['.'.join(map(str, path))]
