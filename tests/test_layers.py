@@ -8,7 +8,7 @@
       mwra/meshes   data/pipeline
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
-      mwra/{cost,planner}
+      mwra/{cost,planner}   bandit
   0   records   architecture   config   checks   files   hugging_face
 
 A module imports from lower levels, or from its own folder. The halves never
@@ -34,6 +34,7 @@ LEVELS = {
   'rewards': 1,
   'data': 1,
   'mwra': 1,
+  'bandit': 1,
   'models': 1,
   'sampling': 1,
   'losses': 1,
@@ -56,7 +57,7 @@ LEVELS = {
   'export': 5,
   'training.loop': 5,
 }
-HOST = {'see', 'thl', 'sharing', 'rewards', 'data', 'mwra'}
+HOST = {'see', 'thl', 'sharing', 'rewards', 'data', 'mwra', 'bandit'}
 DEVICE = {'models', 'sampling', 'losses'}
 NEIGHBOURS = {('sharing', 'thl'), ('sampling', 'models')}
 DEVICE_LIBRARIES = {'jax', 'flax', 'optax', 'orbax', 'grain'}

@@ -392,7 +392,7 @@ def test_other_prompts_than_it_began_with_do_not_resume(folder, finished):
     began = json.load(f)
   with open(path, 'w', encoding='utf-8') as f:
     json.dump({**began, 'inputs': 'of another file'}, f)
-  with pytest.raises(checks.InputError, match='other prompts or tokenizers'):
+  with pytest.raises(checks.InputError, match='other prompts, tokenizers or'):
     run(folder, 'changed')
 
 
