@@ -7,8 +7,8 @@ Give the data, which are not downloaded:
 are lines of JSON such as {"problem": ..., "answer": ...}, where the answer is
 bare, in \boxed{}, or behind ####. It takes `pip install -e '.[math]'`.
 
-Not tried at this size: no accelerator was at hand. The tests run every pair
-with small models in place of its own.
+Not tried at this size: no accelerator was at hand. The tests run one pair with
+small models in place of its own.
 """
 
 from configs import base
