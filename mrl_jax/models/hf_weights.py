@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from flax import nnx
 import jax
-import ml_dtypes  # noqa: F401  (numpy reads and writes bfloat16 with it)
 import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
