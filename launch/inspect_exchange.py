@@ -24,6 +24,7 @@ from rich import table as table_lib
 from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax import inspection
+from mrl_jax import texts
 from mrl_jax.thl import transfer
 
 _ROUNDS = flags.DEFINE_integer(
@@ -219,7 +220,7 @@ def show_rollout(
 ) -> None:
   """A rollout in the tokens of both sides, a line for each chunk."""
   rollout, header = one.rollout, one.rollout.header
-  prompt = inspection.printable(header.prompt)
+  prompt = texts.printable(header.prompt)
   _say(
     console,
     f'\n{one.sender}->{one.receiver}, round {header.round}, {prompt}, sample '
@@ -363,7 +364,7 @@ def figures(
 
 def _short(text: str, most: int = 16) -> str:
   """Text for which there is room in the figure."""
-  text = inspection.printable(text)
+  text = texts.printable(text)
   return text if len(text) <= most else f'{text[: most - 1]}…'
 
 
@@ -397,7 +398,7 @@ def _say(console: console_lib.Console, text: str) -> None:
 
 def _shown(text: str) -> str:
   """Text that may come from anywhere, made fit for a terminal."""
-  return '\n'.join(map(inspection.printable, text.split('\n')))
+  return '\n'.join(map(texts.printable, text.split('\n')))
 
 
 def main(argv):

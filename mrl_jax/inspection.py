@@ -15,13 +15,13 @@ import json
 import os
 import pathlib
 from typing import NamedTuple
-import unicodedata
 
 import msgspec
 import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import records
+from mrl_jax import texts
 from mrl_jax.see import journal as journal_lib
 from mrl_jax.see import wire
 from mrl_jax.thl import align
@@ -385,25 +385,8 @@ def visible(rollout: records.Rollout, lengths: Sequence[int]) -> list[str]:
   tokens = []
   for start, end in itertools.pairwise([0, *np.cumsum(lengths)]):
     text = rollout.payload[start:end].decode('utf-8', 'surrogateescape')
-    shown = printable(text.translate(_LITERALS)).replace(' ', SPACE)
+    shown = texts.printable(text.translate(_LITERALS)).replace(' ', SPACE)
     tokens.append(shown or CONTROL)
   if rollout.finish == 'stop':
     tokens[-1] = END
   return tokens
-
-
-def printable(text: str) -> str:
-  """Untrusted text, so that a terminal shows it and does not obey it."""
-  return ''.join(map(_escaped, text))
-
-
-def _escaped(c: str) -> str:
-  code = ord(c)
-  # Combining marks would change what stands before them.
-  if c.isprintable() and not unicodedata.category(c).startswith('M'):
-    return c
-  if 0xDC80 <= code <= 0xDCFF:
-    return f'\\x{code - 0xDC00:02x}'  # A byte that is not UTF-8.
-  if code < 0x80:
-    return c.encode('unicode_escape').decode()
-  return f'\\u{code:04x}' if code < 0x10000 else f'\\U{code:08x}'

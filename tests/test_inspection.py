@@ -259,12 +259,6 @@ def test_tokens_are_shown_in_one_way_and_without_control(tokens):
   assert all(text.isprintable() and ' ' not in text for text in shown)
 
 
-def test_names_are_shown_as_they_are_but_for_control():
-  assert inspection.printable('a b\\[bold]∎') == 'a b\\[bold]∎'
-  assert inspection.printable('\x1b[2J\udcff') == '\\x1b[2J\\xff'
-  assert inspection.printable('e\u0301') == 'e\\u0301'
-
-
 def test_what_is_damaged_is_told_and_the_rest_is_there(tmp_path):
   workdir(tmp_path)
   folder = tmp_path / 'see' / 'llama'

@@ -3,13 +3,13 @@
   6   launch, configs
   5   training/loop   export
   4   evaluation   training: what the loop is made of
-  3   algorithms   inspection   study   training/{batch,worker}  <- the seam
+  3   algorithms  inspection  study  report  training/{batch,worker}  <- the seam
   2   training/{state,optimizer,update,objectives,checkpoint,metrics,display}
       mwra/meshes   data/pipeline
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
       mwra/{cost,planner}   bandit
-  0   records   architecture   config   checks   files   hugging_face
+  0   records  architecture  config  checks  files  texts  hugging_face
 
 A module imports from lower levels, or from its own folder. The halves never
 import each other, and below the seam nothing imports both.
@@ -27,6 +27,7 @@ LEVELS = {
   'config': 0,
   'checks': 0,
   'files': 0,
+  'texts': 0,
   'hugging_face': 0,
   'see': 1,
   'thl': 1,
@@ -50,6 +51,7 @@ LEVELS = {
   'algorithms': 3,
   'inspection': 3,
   'study': 3,
+  'report': 3,
   'training.batch': 3,
   'training.worker': 3,
   'evaluation': 4,
