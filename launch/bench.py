@@ -4,6 +4,7 @@ python launch/bench.py thl --json=thl.json
 python launch/bench.py see --response=4096
 python launch/bench.py policies --up_to=3
 python launch/bench.py memory --chunk=512
+python launch/bench.py bandit --groups=100000
 """
 
 from importlib import metadata
@@ -15,6 +16,7 @@ import sys
 from absl import app
 from absl import flags
 from absl import logging
+import bench_bandit
 import bench_memory
 import bench_policies
 import bench_see
@@ -31,6 +33,7 @@ BENCHMARKS = {
   'see': bench_see.run,
   'policies': bench_policies.run,
   'memory': bench_memory.run,
+  'bandit': bench_bandit.run,
 }
 
 

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from mrl_jax import checks
 from mrl_jax.bandit import closed_form
 from mrl_jax.bandit import problem as problem_lib
 from mrl_jax.bandit import simulate
@@ -31,7 +32,11 @@ class Method:
 
 
 def method(name: str, **settings) -> Method:
-  """A method with settings of its `closed_form` and `simulate` functions."""
+  """A method with settings of its `closed_form` and `simulate` functions.
+
+  Raises:
+    InputError: there is none of this name.
+  """
   table = {
     'grpo': (closed_form.grpo, simulate.grpo),
     'xgrpo': (closed_form.xgrpo, simulate.xgrpo),
@@ -40,7 +45,7 @@ def method(name: str, **settings) -> Method:
     'hacpo': (closed_form.hacpo, simulate.hacpo),
     'graft': (closed_form.graft, simulate.graft),
   }
-  exact, simulator = table[name]
+  exact, simulator = checks.choose(name, table, 'method of the bandit')
   return Method(
     closed_form=functools.partial(exact, **settings),
     simulator=functools.partial(simulator, **settings),
@@ -65,3 +70,31 @@ METHODS = {
   'GRAFT': method('graft'),
   'GRAFT, 100 tokens': method('graft', length=100.0),
 }
+
+
+def compared(
+  *,
+  std: bool = True,
+  length: float = 100.0,
+  transfer: float = 0.1,
+  capability: float = 1.0,
+) -> dict[str, Method]:
+  """The methods side by side, on the same scale; GRPO first.
+
+  Args:
+    std: whether all of them divide by the deviation.
+    length: tokens of a response, of HACPO and GRAFT.
+    transfer: SGT's weight.
+    capability: HACPO's w. It is a mean over batches: of one prompt that is
+      harder than others, p and q do not tell it.
+  """
+  return {
+    'GRPO': method('grpo', std=std),
+    'XGRPO': method('xgrpo', std=std),
+    'PRP, plain ratio': method('prp', std=std),
+    'PRP, truncated': method('prp', std=std, max_ratio=MAX_RATIO),
+    'PRP, recomputed': method('prp', std=std, denominators='recompute'),
+    'SGT': method('sgt', std=std, weight=transfer),
+    'HACPO': method('hacpo', std=std, length=length, ratio=capability),
+    'GRAFT': method('graft', std=std, length=length),
+  }

@@ -41,10 +41,12 @@ class Problem:
 
   def __post_init__(self):
     reward_K = np.asarray(self.reward_K, np.float64)
-    checks.require(
-      reward_K.ndim == 1 and {*reward_K.tolist()} == {0.0, 1.0},
-      f'reward_K = {self.reward_K}; it is a row of 0 and 1, and has both',
-    )
+    # `checks.require` would have numpy write every row, which takes longer than
+    # all else here.
+    if reward_K.ndim != 1 or {*reward_K.tolist()} != {0.0, 1.0}:
+      raise checks.InputError(
+        f'reward_K = {self.reward_K}; it is a row of 0 and 1, and has both'
+      )
     object.__setattr__(self, 'reward_K', reward_K)
     for name in ('pi_K', 'mu_K'):
       object.__setattr__(self, name, self._distribution(name))
@@ -61,10 +63,10 @@ class Problem:
       given_K.shape == self.reward_K.shape,
       f'{name} has shape {given_K.shape}; reward_K has {self.reward_K.shape}',
     )
-    checks.require(
-      bool((given_K >= 0).all()) and abs(given_K.sum() - 1) < _TOLERANCE,
-      f'{name} = {given_K}; probabilities are at least 0 and their sum is 1',
-    )
+    if not ((given_K >= 0).all() and abs(given_K.sum() - 1) < _TOLERANCE):
+      raise checks.InputError(
+        f'{name} = {given_K}; probabilities are at least 0 and their sum is 1'
+      )
     return given_K / given_K.sum()
 
   @property

@@ -9,6 +9,7 @@ from mrl_jax import checks
 from mrl_jax.bandit import methods
 from mrl_jax.bandit import problem as problem_lib
 from mrl_jax.bandit import simulate
+from tests.bandit import problems
 
 # The table, and the settings that it leaves at their defaults.
 VARIANTS = {
@@ -75,10 +76,9 @@ def deviations(drawn, method):
 
 
 def assert_agreement(seed, draws, groups, names):
-  """No quantity is off: neither in a draw, nor by a little in all.
+  """No quantity is off by 4 standard errors in a draw, or in the mean of all.
 
-  A correct quantity is beyond 4 standard errors once in 16,000 draws; of the
-  thousands that are compared, one may be, and none is beyond 5.
+  A correct quantity is, once in 16,000 draws; with these seeds, none is.
   """
   rng = np.random.default_rng(seed)
   off = {name: [] for name in names}
@@ -89,10 +89,9 @@ def assert_agreement(seed, draws, groups, names):
       off[name].append([*deviations(drawn, VARIANTS[name]).values()])
   for name in names:
     off_DQ = np.array(off[name])
-    assert abs(off_DQ).max() < 5, name
-    assert (abs(off_DQ) > 4).sum() <= 1, name
+    assert abs(off_DQ).max() < 4, name
     common_Q = off_DQ.mean(0) * np.sqrt(draws)
-    assert abs(common_Q).max() < 4.5, name
+    assert abs(common_Q).max() < 4, name
     # Errors that are too large would hide what is off.
     assert (off_DQ[:, 0] ** 2).mean() > 0.5 or name.startswith('GRPO'), name
 
@@ -143,7 +142,7 @@ def test_samples_have_the_sizes_and_the_rates_that_are_asked():
 
 
 def test_chunks_are_the_same_samples_together():
-  problem = EVEN
+  problem = problems.EVEN
   method = methods.METHODS['SGT, by rescued']
   drawn = simulate.draw(problem, 400, np.random.default_rng(0))
   whole = simulate.of_draw(drawn, method.simulator)
@@ -171,13 +170,7 @@ def test_chunks_are_the_same_samples_together():
 
 
 def test_one_success_is_drawn_as_often_as_it_was_sampled():
-  problem = problem_lib.Problem(
-    pi_K=[0.1, 0.1, 0.8],
-    mu_K=[0.3, 0.3, 0.4],
-    reward_K=[1, 1, 0],
-    group=1,
-    peers=4,
-  )
+  problem = problems.problem([0.1, 0.1, 0.8], [0.3, 0.3, 0.4], [1, 1, 0], 1, 4)
   groups = 10_000
   drawn = simulate.Draw(
     problem,
@@ -191,37 +184,26 @@ def test_one_success_is_drawn_as_often_as_it_was_sampled():
   np.testing.assert_allclose(x_MK.mean(0), [0.25, 0.75, 0], atol=0.02)
 
 
-HARD = problem_lib.Problem(
-  pi_K=[0.001, 0.499, 0.5],
-  mu_K=[0.6, 0.2, 0.2],
-  reward_K=[1, 0, 0],
-  group=4,
-  peers=4,
-)
-EVEN = problem_lib.Problem(
-  pi_K=[0.3, 0.2, 0.2, 0.3],
-  mu_K=[0.35, 0.3, 0.15, 0.2],
-  reward_K=[1, 0, 1, 0],
-  group=4,
-  peers=4,
-)
-
-
 @pytest.mark.parametrize('name', methods.METHODS)
 def test_a_small_step_follows_the_closed_form(name):
   method, rate, seeds = methods.METHODS[name], 1e-3, 4000
   curves = simulate.learn(
-    EVEN, method, np.random.default_rng(0), steps=1, rate=rate, seeds=seeds
+    problems.EVEN,
+    method,
+    np.random.default_rng(0),
+    steps=1,
+    rate=rate,
+    seeds=seeds,
   )
-  exact = method.closed_form(EVEN)
-  rise = EVEN.p * exact.support
+  exact = method.closed_form(problems.EVEN)
+  rise = problems.EVEN.p * exact.support
   expected = np.diff(curves.expected_T)[0] / rate
   assert expected == pytest.approx(rise, abs=2e-3)
   assert curves.sampled_ST.shape == (seeds, 2)
   assert curves.spread_T[0] < 1e-12
   sampled = np.diff(curves.mean_T)[0] / rate
   error = curves.spread_T[1] / rate / np.sqrt(seeds)
-  grad_K = EVEN.grad_J_K
+  grad_K = problems.EVEN.grad_J_K
   variance = grad_K @ exact.covariance_KK @ grad_K
   assert error == pytest.approx(np.sqrt(variance / seeds), rel=0.1)
   assert abs(sampled - rise) < 4 * error + 2e-3
@@ -240,14 +222,18 @@ def test_every_learner_samples_and_learns_by_itself():
     batch=2,
   )
   curves = simulate.learn(
-    EVEN, method, np.random.default_rng(0), steps=2, rate=0.5, seeds=3
+    problems.EVEN, method, np.random.default_rng(0), steps=2, rate=0.5, seeds=3
   )
   first, second = seen
-  np.testing.assert_allclose(first.pi_MK, np.tile(EVEN.pi_K, (6, 1)))
-  theta_SK = np.log(EVEN.pi_K) + 0.5 * np.outer(range(3), EVEN.score_KK[0])
+  np.testing.assert_allclose(first.pi_MK, np.tile(problems.EVEN.pi_K, (6, 1)))
+  theta_SK = np.log(problems.EVEN.pi_K) + 0.5 * np.outer(
+    range(3), problems.EVEN.score_KK[0]
+  )
   pi_SK = np.exp(theta_SK) / np.exp(theta_SK).sum(1, keepdims=True)
   np.testing.assert_allclose(second.pi_MK, np.repeat(pi_SK, 2, 0))
-  np.testing.assert_allclose(curves.sampled_ST[:, 1], pi_SK @ EVEN.reward_K)
+  np.testing.assert_allclose(
+    curves.sampled_ST[:, 1], pi_SK @ problems.EVEN.reward_K
+  )
   np.testing.assert_allclose(curves.mean_T[1], curves.sampled_ST[:, 1].mean())
   np.testing.assert_allclose(curves.spread_T[1], curves.sampled_ST[:, 1].std())
 
@@ -255,9 +241,9 @@ def test_every_learner_samples_and_learns_by_itself():
 def test_expected_ascent_is_that_of_the_closed_form_at_every_step():
   method = methods.METHODS['SGT']
   curves = simulate.learn(
-    HARD, method, np.random.default_rng(0), steps=20, rate=1.0, seeds=1
+    problems.HARD, method, np.random.default_rng(0), steps=20, rate=1.0, seeds=1
   )
-  problem = HARD
+  problem = problems.HARD
   for p in curves.expected_T:
     assert problem.p == pytest.approx(p)
     theta_K = np.log(problem.pi_K) + method.closed_form(problem).mean_K
@@ -268,35 +254,32 @@ def test_expected_ascent_is_that_of_the_closed_form_at_every_step():
 def test_only_what_a_peer_demonstrates_rescues_a_learner_that_fails():
   found = {
     name: simulate.learn(
-      HARD,
-      methods.method(*of),
+      problems.HARD,
+      methods.method(name, **settings),
       np.random.default_rng(0),
       steps=60,
       rate=0.5,
       seeds=200,
     )
-    if isinstance(of, tuple)
-    else simulate.learn(
-      HARD, of, np.random.default_rng(0), steps=60, rate=0.5, seeds=200
-    )
-    for name, of in {
-      'GRPO': ('grpo',),
-      'XGRPO': ('xgrpo',),
-      'PRP': ('prp',),
-      'SGT': methods.method('sgt', weight=1.0),
+    for name, settings in {
+      'grpo': {},
+      'xgrpo': {},
+      'prp': {},
+      'sgt': {'weight': 1.0},
     }.items()
   }
-  for name in ('GRPO', 'XGRPO', 'PRP'):
+  sgt = found.pop('sgt')
+  for name in found:
     assert found[name].expected_T[-1] < 0.05, name
     assert np.median(found[name].sampled_ST[:, -1]) < 0.05, name
-  assert found['SGT'].expected_T[-1] > 0.9
-  assert found['SGT'].sampled_ST[:, -1].min() > 0.5
+  assert sgt.expected_T[-1] > 0.9
+  assert sgt.sampled_ST[:, -1].min() > 0.5
 
 
 def test_learning_is_reproducible_and_ends_at_success():
   def learn(seed, name):
     return simulate.learn(
-      EVEN,
+      problems.EVEN,
       methods.METHODS[name],
       np.random.default_rng(seed),
       steps=100,
@@ -315,7 +298,7 @@ def test_learning_is_reproducible_and_ends_at_success():
 def test_a_batch_that_does_not_divide_is_refused():
   with pytest.raises(checks.InputError, match='multiple'):
     simulate.estimate(
-      EVEN,
+      problems.EVEN,
       methods.METHODS['SGT, by rescued'].simulator,
       10,
       np.random.default_rng(0),

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from mrl_jax.bandit import methods
+
 ROOT = pathlib.Path(__file__).parents[2]
 THL = ('thl', '--tokens=200', '--repeats=2')
 
@@ -94,6 +96,19 @@ def test_memory_is_bounded_by_the_chunk(tmp_path):
   assert chunk['gradient'] < min(logits, whole['gradient'] / 3)
 
 
+def test_bandit_by_every_method(tmp_path):
+  path = tmp_path / 'bandit.json'
+  done = run(
+    'bandit', '--groups=40', '--actions=3', '--samples=2', f'--json={path}'
+  )
+  assert done.returncode == 0, done.stderr
+  bandit = json.loads(path.read_text())['bandit']
+  assert bandit['groups'] == 40
+  for taken in (bandit['samples_s'], bandit['closed_form_ms']):
+    assert taken.keys() == methods.METHODS.keys()
+    assert all(math.isfinite(time) and time > 0 for time in taken.values())
+
+
 @pytest.mark.slow
 def test_policies_beside_one_alone(tmp_path):
   path = tmp_path / 'policies.json'
@@ -117,8 +132,12 @@ def test_policies_beside_one_alone(tmp_path):
 @pytest.mark.parametrize(
   ('arguments', 'told'),
   [
-    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: memory, "),
-    ([], 'name a benchmark; known: thl, see, policies, memory'),
+    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: bandit, "),
+    ([], 'name a benchmark; known: thl, see, policies, memory, bandit'),
+    (
+      ['bandit', '--groups=6'],
+      '6 groups; they must be a multiple of the batch',
+    ),
     (['policies', '--up_to=0'], 'flag --up_to=0'),
     (['memory', '--chunk=0'], 'flag --chunk=0'),
     ([*THL, '--text=nowhere.txt'], "No such file or directory: 'nowhere.txt'"),
