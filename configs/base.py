@@ -133,6 +133,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.eval.samples = 8
   config.eval.batch = 32  # Prompts sampled at a time.
   config.eval.temperature = 1.0  # 0 is greedy.
+  config.eval.completions = 3  # Best and worst ones that are written down.
 
   config.see = ml_collections.ConfigDict()
   config.see.max_staleness = 0  # Rounds that a record may be old.

@@ -276,8 +276,11 @@ class Method:
     ]
 
 
-def _reach(groups, used, place) -> Mapping[str, float]:
-  """How many prompts that the whole group fails a peer says it solved."""
+def _reach(groups, used, place) -> Mapping:
+  """How many prompts that the whole group fails peers say they solved.
+
+  As shares of those that it fails: by any peer, and by each.
+  """
   failed = {
     p for p, group in enumerate(groups) if not any(r.success for r in group)
   }
@@ -285,12 +288,18 @@ def _reach(groups, used, place) -> Mapping[str, float]:
   failed &= {place[r.header.prompt] for r in used}
   if not failed:
     return {}
-  solved = {
-    place[r.header.prompt]
-    for r in used
-    if (r.success if isinstance(r, records.Rollout) else r.successes)
+  solved = {r.header.policy: set() for r in used}
+  for r in used:
+    if r.success if isinstance(r, records.Rollout) else r.successes:
+      solved[r.header.policy].add(place[r.header.prompt])
+
+  def share(prompts):
+    return len(failed & prompts) / len(failed)
+
+  return {
+    'rescue_rate': share(set().union(*solved.values())),
+    'rescued_by': {peer: share(solved[peer]) for peer in sorted(solved)},
   }
-  return {'rescue_rate': len(failed & solved) / len(failed)}
 
 
 def build(settings: ml_collections.ConfigDict) -> Method:

@@ -294,6 +294,7 @@ _RANGES = {
   'eval.samples': (1, None),
   'eval.batch': (1, None),
   'eval.temperature': (0, None),
+  'eval.completions': (0, None),
   'see.max_staleness': (0, None),
   'see.capacity_mib': (1, None),
   'see.block_s': (0, None),

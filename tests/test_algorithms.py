@@ -253,6 +253,22 @@ def test_sgt_demonstrates_where_the_whole_group_fails():
   assert (list(lesson.peer), lesson.metrics['rescue_rate']) == ([], 0.0)
 
 
+def test_it_is_told_which_peer_solved_what_the_whole_group_fails():
+  received = [
+    *publishes('xgrpo', groups(((0, 1), (0, 0)), 'b')),
+    *publishes('prp', groups(((0, 1), (1, 0)), 'c')),
+    *publishes('sgt', groups(((0, 0), (0, 0)), 'd')),
+  ]
+
+  def told(own):
+    learner = examples.learner(OWN)
+    return method('xgrpo').lesson(groups(own), received, learner).metrics
+
+  assert told(((0, 0), (0, 0)))['rescued_by'] == {'b': 0.5, 'c': 1.0, 'd': 0.0}
+  assert told(((1, 0), (0, 0)))['rescued_by'] == {'b': 0.0, 'c': 1.0, 'd': 0.0}
+  assert 'rescued_by' not in told(((1, 0), (0, 1)))
+
+
 def test_sgt_without_weight_is_grpo_bit_for_bit():
   received = publishes('sgt', groups(PEER_REWARDS, 'b'))
   lesson = learn('sgt', received, **{'sgt.weight': 0.0})

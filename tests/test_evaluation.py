@@ -1,4 +1,8 @@
+import json
+
 import jax
+import msgspec
+import numpy as np
 import pytest
 
 from mrl_jax import evaluation
@@ -20,9 +24,21 @@ class Fake:
     self.log.append('finish')
     prompts, per_prompt = sampling
     return [
-      examples.group([float(g < int(p.answer)) for g in range(per_prompt)])
+      [
+        examples.rollout(
+          reward=float(g < int(p.answer)),
+          logp=np.full(5, sureness(p, g), np.float32),
+          prompt=p.id,
+        )
+        for g in range(per_prompt)
+      ]
       for p in prompts
     ]
+
+
+def sureness(prompt, sample):
+  """Nats a token; more of later prompts and of earlier samples."""
+  return -1.0 / (1 + int(prompt.answer)) - sample / 16
 
 
 PROMPTS = [
@@ -31,19 +47,24 @@ PROMPTS = [
 ]
 
 
-def evaluate(*names):
+def evaluate(*names, prompts=PROMPTS):
   config = examples.run_config(
-    **{'eval.samples': 4, 'eval.batch': 2, 'eval.temperature': 0.5}
+    **{
+      'eval.samples': 4,
+      'eval.batch': 2,
+      'eval.temperature': 0.5,
+      'eval.completions': 3,
+    }
   ).eval
   log = []
   workers = {name: Fake(log) for name in names}
   keys = {name: jax.random.key(i) for i, name in enumerate(names)}
-  return evaluation.accuracy(workers, PROMPTS, None, config, keys), log
+  return evaluation.evaluate(workers, prompts, None, config, keys), log
 
 
 def test_accuracy_is_the_mean_over_prompts_and_samples():
   found, log = evaluate('x')
-  assert found['x'] == {
+  assert found['x'].accuracy == {
     'all': pytest.approx((0 + 1 + 2 + 3 + 4) / 20),
     'a': pytest.approx((0 + 2 + 4) / 12),
     'b': pytest.approx((1 + 3) / 8),
@@ -53,6 +74,55 @@ def test_accuracy_is_the_mean_over_prompts_and_samples():
   assert [(n, g, t) for n, g, _, t in started] == [(2, 4, 0.5)] * 3
   keys = {tuple(jax.random.key_data(key).tolist()) for _, _, key, _ in started}
   assert len(keys) == 3
+
+
+def test_the_error_is_that_of_a_mean_over_prompts():
+  found, _ = evaluate('x')
+  # Shares 0, 1/4, ... 1 of five prompts: their variance is 10/16 over 4.
+  assert found['x'].error == {
+    'all': pytest.approx((10 / 16 / 4 / 5) ** 0.5),
+    'a': pytest.approx(0.5 / 3**0.5),
+    'b': pytest.approx(0.125**0.5 / 2**0.5),
+  }
+  found, _ = evaluate('x', prompts=PROMPTS[:1])
+  assert found['x'].error == {'all': None, 'a': None}
+
+
+def test_the_best_are_of_the_hardest_prompts_that_are_solved():
+  best = evaluate('x')[0]['x'].best
+  assert [(c['answer'], c['reward']) for c in best] == [
+    ('1', 1.0),
+    ('2', 1.0),
+    ('3', 1.0),
+  ]
+  assert best[0]['verdict'] == 'correct'
+
+
+def test_those_of_other_families_come_first():
+  prompts = [
+    msgspec.structs.replace(p, family='sums' if p.id < 'p3' else 'sorting')
+    for p in PROMPTS
+  ]
+  found, _ = evaluate('x', prompts=prompts)
+  # p1 and p2 are sums, and solved less often.
+  assert [c['answer'] for c in found['x'].best] == ['1', '3', '2']
+
+
+def test_the_worst_are_those_of_which_the_policy_is_surest():
+  worst = evaluate('x')[0]['x'].worst
+  # Of p4 all are right. Of a prompt, the first wrong sample is the surest.
+  assert [(c['answer'], c['reward'], c['logp']) for c in worst] == [
+    ('3', 0.0, pytest.approx(-1 / 4 - 3 / 16)),
+    ('2', 0.0, pytest.approx(-1 / 3 - 2 / 16)),
+    ('1', 0.0, pytest.approx(-1 / 2 - 1 / 16)),
+  ]
+
+
+def test_completions_are_plain_values():
+  (first, *_) = evaluate('x')[0]['x'].best
+  assert first.keys() == {'prompt', 'answer', 'completion', 'reward', 'verdict',
+                          'finish', 'tokens', 'logp'}  # fmt: skip
+  assert json.loads(json.dumps(first)) == first
 
 
 def test_policies_sample_at_the_same_time():

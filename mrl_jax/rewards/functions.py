@@ -1,6 +1,7 @@
 """Reward functions, and their weighted sum."""
 
 from collections.abc import Callable, Mapping, Sequence
+import time
 
 from mrl_jax import checks
 from mrl_jax import records
@@ -37,6 +38,9 @@ class Judge:
 
   Payloads are bytes, of which invalid UTF-8 is replaced. A completion that was
   cut off has given no answer.
+
+  Attributes:
+    seconds: spent on it so far.
   """
 
   def __init__(
@@ -46,6 +50,7 @@ class Judge:
   ):
     """Judges by a verifier, and by weights of reward functions."""
     self._verifier, self._weights = verifier, weights
+    self.seconds = 0.0
 
   def __call__(
     self, payload: bytes, finish: records.Finish, gold: str
@@ -57,6 +62,7 @@ class Judge:
     self, completions: Sequence[tuple[bytes, records.Finish, str]]
   ) -> list[tuple[float, records.Verdict]]:
     """The same of each; many at once are verified in parallel."""
+    began = time.perf_counter()
     answers = [
       (payload.decode('utf-8', errors='replace'), gold)
       for payload, finish, gold in completions
@@ -67,7 +73,9 @@ class Judge:
       next(found) if finish == 'stop' else 'unparsable'
       for _, finish, _ in completions
     ]
-    return [(self._reward(verdict), verdict) for verdict in verdicts]
+    judged = [(self._reward(verdict), verdict) for verdict in verdicts]
+    self.seconds += time.perf_counter() - began
+    return judged
 
   def since_last(self) -> dict[str, int]:
     """What the verifier met since this was last called, if it counts that."""

@@ -6,8 +6,6 @@ from rich import console as console_lib
 from rich import progress
 from rich import table as table_lib
 
-from mrl_jax import config
-from mrl_jax.mwra import planner
 from mrl_jax.thl import transfer
 from mrl_jax.training import metrics
 
@@ -17,40 +15,35 @@ _LINE_EVERY = 10  # Rounds between lines where there is no terminal.
 def show_start(
   console: console_lib.Console,
   workdir: str,
-  plan: planner.Plan,
-  devices: str,
-  skipped: int,
-  elsewhere: Mapping[str, str],
+  overview: Mapping,
 ) -> None:
   """Where the run writes, and which policy is where."""
   console.print(f'Writing to {workdir}', highlight=False, markup=False)
-  table = table_lib.Table(title=f'Plan for {devices}', title_justify='left')
+  table = table_lib.Table(
+    title=f'Plan for {overview["devices"]}', title_justify='left'
+  )
   for column in ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
                  'memory each', 'load'):  # fmt: skip
     left = column == 'policy'
     table.add_column(column, justify='left' if left else 'right', no_wrap=True)
-  for name, part in plan.items():
-    axes = zip(config.MESH_AXES, part.shape, strict=True)
-    memory = part.cost.peak_bytes(part.shape[1]) / len(part.devices) / 2**20
+  for name, policy in overview['policies'].items():
+    axes = [f'{axis} {n}' for axis, n in policy['mesh'].items() if n > 1]
+    adapters = policy['adapters']
     table.add_row(
       name,
-      _parameters(part.model),
-      f'{part.model.vocab_size:,}',
-      f'{part.devices[0]}-{part.devices[-1]}',
-      ', '.join(f'{axis} {n}' for axis, n in axes if n > 1) or 'one device',
-      f'{memory:,.1f} MiB',
-      f'{part.load:.0%}',
+      f'{policy["parameters"]:,}' + (f' + {adapters:,}' if adapters else ''),
+      f'{policy["vocabulary"]:,}',
+      f'{policy["devices"][0]}-{policy["devices"][-1]}',
+      ', '.join(axes) or 'one device',
+      f'{policy["memory_bytes"] / 2**20:,.1f} MiB',
+      f'{policy["load"]:.0%}',
     )
   console.print(table)
-  for name, place in elsewhere.items():
+  for name, place in overview['elsewhere'].items():
     console.print(f'{name} is not trained here: {place}', markup=False)
-  if skipped:
+  if overview['prompts_skipped']:
+    skipped = overview['prompts_skipped']
     console.print(f'{skipped:,} prompts are too long and were skipped.')
-
-
-def _parameters(model) -> str:
-  adapters = model.num_adapter_params
-  return f'{model.num_params:,}' + (f' + {adapters:,}' if adapters else '')
 
 
 def show_end(
@@ -76,8 +69,8 @@ def show_end(
   console.print(
     f'{summary["rounds"]} rounds of {summary["method"]}; '
     f'{summary[metrics.TIMING]["seconds"]:.0f} s in all. In {workdir}:\n'
-    '  summary.json, metrics.jsonl, config.json\n'
-    '  checkpoints/, tensorboard/',
+    '  summary.json, metrics.jsonl, evaluations.jsonl, config.json\n'
+    '  checkpoints/, tensorboard/, see/',
     highlight=False,
     markup=False,
   )

@@ -32,6 +32,7 @@ from mrl_jax.training import inputs
 from mrl_jax.training import optimizer
 from mrl_jax.training import peers
 from mrl_jax.training import pretrained
+from mrl_jax.training import stopwatch
 from mrl_jax.training import worker as worker_lib
 
 _CONFIG, _CACHE, _JOURNALS = 'config.json', 'cache', 'see'
@@ -60,6 +61,7 @@ class Job:
     node: their part of the exchange.
     kinds: of records that policies make, for peers or the journal.
     limits: what every policy takes of its peers' rollouts.
+    watch: tells where the time goes.
   """
 
   config: ml_collections.ConfigDict
@@ -76,6 +78,7 @@ class Job:
   node: node_lib.Node
   kinds: frozenset[str]
   limits: transfer.Limits
+  watch: stopwatch.Stopwatch
 
   @property
   def endpoints(self) -> Mapping[str, exchange.Endpoint]:
@@ -113,7 +116,14 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   )
   _claim(workdir, config, loaded, weights)
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
-  folder = os.path.join(workdir, _JOURNALS)
+  node = peers.connect(
+    config,
+    method.kinds,
+    loaded.tokenizers,
+    others,
+    run=run,
+    folder=os.path.join(workdir, _JOURNALS),
+  )
   return Job(
     config=config,
     workdir=workdir,
@@ -126,11 +136,17 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     judge=judge,
     plan=plan,
     workers=_workers(config, method, loaded, plan),
-    node=peers.connect(
-      config, method.kinds, loaded.tokenizers, others, run=run, folder=folder
-    ),
+    node=node,
     kinds=method.kinds | others.journaled,
     limits=transfer.Limits(**config.thl),
+    watch=stopwatch.Stopwatch(
+      {
+        'verification': lambda: judge.seconds,
+        'exchange': lambda: sum(
+          endpoint.ledger.seconds for endpoint in node.endpoints.values()
+        ),
+      }
+    ),
   )
 
 

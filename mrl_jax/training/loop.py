@@ -14,8 +14,10 @@ import ml_collections
 import numpy as np
 from rich import console as console_lib
 
+from mrl_jax import config as config_lib
 from mrl_jax import evaluation
 from mrl_jax import files
+from mrl_jax.report import page
 from mrl_jax.see import ledger as ledger_lib
 from mrl_jax.sharing import capability
 from mrl_jax.sharing import lesson as lesson_lib
@@ -24,6 +26,7 @@ from mrl_jax.training import checkpoint
 from mrl_jax.training import display
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
+from mrl_jax.training import overview as overview_lib
 from mrl_jax.training import pretrained
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import refill
@@ -46,19 +49,22 @@ def run(
   """
   began = time.monotonic()
   job = job_lib.build(config, workdir)
-  devices = jax.devices()
-  display.show_start(
-    console,
-    workdir,
-    job.plan,
-    f'{len(devices)} x {devices[0].device_kind}',
-    job.inputs.skipped,
-    {
-      name: f'at {peer.address}' if peer.address else f'from {peer.journal}'
-      for name, peer in config.see.peers.items()
-      if peer.address or peer.journal
-    },
-  )
+  overview = overview_lib.of_job(job)
+  path = os.path.join(workdir, overview_lib.FILE)
+  files.write(path, json.dumps(overview, indent=1))
+  display.show_start(console, workdir, overview)
+  try:
+    return begin_or_resume(job, console, began)
+  finally:  # A report is written of a run that ends early, too.
+    path = page.write(workdir)
+    console.print(f'Report: {path}', soft_wrap=True, markup=False)
+
+
+def begin_or_resume(
+  job: job_lib.Job, console: console_lib.Console, began: float
+) -> dict:
+  """Plays the rounds that are left; returns what `summary.json` says."""
+  config, workdir = job.config, job.workdir
   checkpoints = checkpoint.Checkpoints(
     os.path.join(workdir, checkpoint.FOLDER), config.checkpoint.keep
   )
@@ -69,31 +75,37 @@ def run(
   ):
     pretrained.freeze(job.workers, config, console)
     progress = progress_lib.resume(job, checkpoints)
-    if progress is None:
-      progress = start(job, console)
-      progress_lib.save(job, progress, checkpoints)
-    elif progress.rounds:
-      console.print(f'Resuming after round {progress.rounds}.')
-    job.node.open()
-    train(job, progress, checkpoints, console, began - progress.seconds)
+    done = progress and progress.rounds
+    with contextlib.closing(
+      metrics.Writer(workdir, done, config_lib.flat(config))
+    ) as writer:
+      if progress is None:
+        progress = start(job, writer, console)
+        progress_lib.save(job, progress, checkpoints)
+      elif progress.rounds:
+        console.print(f'Resuming after round {progress.rounds}.')
+      job.node.open()
+      began -= progress.seconds
+      train(job, progress, checkpoints, writer, console, began)
   return finish(job, progress, console)
 
 
 def start(
-  job: job_lib.Job, console: console_lib.Console
+  job: job_lib.Job, writer: metrics.Writer, console: console_lib.Console
 ) -> progress_lib.Progress:
   """Gives the policies their parameters, and evaluates what they then can."""
   pretrained.start(job.workers, job.config, console)
   warm_start.run(
     job.workers, job.inputs.examples, job.config, job.cache, console
   )
-  return progress_lib.Progress(accuracy={0: evaluate(job, 0)})
+  return progress_lib.Progress(accuracy={0: evaluate(job, 0, writer)})
 
 
 def train(
   job: job_lib.Job,
   progress: progress_lib.Progress,
   checkpoints: checkpoint.Checkpoints,
+  writer: metrics.Writer,
   console: console_lib.Console,
   began: float,
 ) -> None:
@@ -106,24 +118,28 @@ def train(
       progress.rounds % every == 0 or progress.rounds == config.train.rounds
     )
 
-  with (
-    contextlib.closing(metrics.Writer(job.workdir, progress.rounds)) as writer,
-    display.Live(console, 'round', totals, progress.rounds) as live,
-  ):
+  job.watch.lap()  # What comes before the rounds is not of them.
+  with display.Live(console, 'round', totals, progress.rounds) as live:
     while progress.rounds < config.train.rounds:
       round = progress.rounds
       rows = play_round(job, progress)
       if due(config.eval.every):
-        progress.accuracy[progress.rounds] = evaluate(job, progress.rounds)
+        with job.watch('evaluation'):
+          accuracy = evaluate(job, progress.rounds, writer)
+        progress.accuracy[progress.rounds] = accuracy
       progress.seconds = time.monotonic() - began
+      phases = job.watch.lap()
       _check_finite(rows, round)
       for name, row in rows.items():
         if progress.rounds in progress.accuracy:
           row['heldout_accuracy'] = progress.accuracy[progress.rounds][name]
-        writer.write(round, name, row)
+        row[metrics.TIMING]['elapsed'] = progress.seconds
+        row[metrics.TIMING]['phases'] = phases
+        writer.round(round, name, row)
         live.advance(name, display.note(row))
       if due(config.checkpoint.every):
-        progress_lib.save(job, progress, checkpoints)
+        with job.watch('checkpoints'):
+          progress_lib.save(job, progress, checkpoints)
 
 
 def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
@@ -136,21 +152,23 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
   before = {name: e.ledger.timing() for name, e in job.endpoints.items()}
   round, config = progress.rounds, job.config
   prompts = next(job.batches)
-  sampling = {
-    name: worker.start_sampling(
-      prompts,
-      config.train.samples,
-      _key(worker, _SAMPLE, round),
-      config.sample.temperature,
-    )
-    for name, worker in job.workers.items()
-  }
+  with job.watch('sampling'):
+    sampling = {
+      name: worker.start_sampling(
+        prompts,
+        config.train.samples,
+        _key(worker, _SAMPLE, round),
+        config.sample.temperature,
+      )
+      for name, worker in job.workers.items()
+    }
   groups, verified = {}, collections.defaultdict(collections.Counter)
   job.judge.since_last()  # An evaluation's answers are not of this round.
   for name, worker in job.workers.items():
-    groups[name] = worker.finish_sampling(
-      sampling[name], job.judge, job.run, round
-    )
+    with job.watch('sampling'):
+      groups[name] = worker.finish_sampling(
+        sampling[name], job.judge, job.run, round
+      )
     verified[name].update(job.judge.since_last())
     job.endpoints[name].publish(
       round,
@@ -163,13 +181,18 @@ def play_round(job: job_lib.Job, progress: progress_lib.Progress) -> dict:
     )
   sampled, lessons, updates = {}, {}, {}
   for name, worker in job.workers.items():
-    sampled[name] = refill.refill(
-      job, worker, prompts, groups[name], round, _key(worker, _REFILL, round)
-    )
-    lessons[name] = make_lesson(job, progress, name, sampled[name])
+    key = _key(worker, _REFILL, round)
+    with job.watch('sampling'):
+      sampled[name] = refill.refill(
+        job, worker, prompts, groups[name], round, key
+      )
+    with job.watch('lessons'):
+      lessons[name] = make_lesson(job, progress, name, sampled[name])
     verified[name].update(job.judge.since_last())
-    updates[name] = worker.update(sampled[name].prompts, lessons[name])
-  updates = jax.device_get(updates)
+    with job.watch('updates'):
+      updates[name] = worker.update(sampled[name].prompts, lessons[name])
+  with job.watch('updates'):
+    updates = jax.device_get(updates)
   progress.rounds += 1
   rows = {}
   for name in job.workers:
@@ -232,15 +255,20 @@ def tell_of_strangers(name: str, lesson: lesson_lib.Lesson, round: int) -> None:
     )
 
 
-def evaluate(job: job_lib.Job, rounds: int) -> dict[str, dict[str, float]]:
-  """Held-out accuracy of every policy after so many rounds."""
+def evaluate(
+  job: job_lib.Job, rounds: int, writer: metrics.Writer
+) -> dict[str, dict[str, float]]:
+  """Evaluates every policy; returns their accuracies, by family."""
   keys = {
     name: _key(worker, _EVALUATE, rounds)
     for name, worker in job.workers.items()
   }
-  return evaluation.accuracy(
+  found = evaluation.evaluate(
     job.workers, job.inputs.heldout, job.judge, job.config.eval, keys
   )
+  for name, one in found.items():
+    writer.evaluation(rounds, name, one._asdict())
+  return {name: one.accuracy for name, one in found.items()}
 
 
 def finish(

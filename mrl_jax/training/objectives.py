@@ -8,6 +8,7 @@ from mrl_jax.losses import hacpo
 from mrl_jax.losses import kl
 from mrl_jax.losses import luffy
 from mrl_jax.losses import prp
+from mrl_jax.training import metrics
 from mrl_jax.training import update
 
 _MAX_LOG_RATIO = 10.0  # HACPO's bound of its ratios.
@@ -131,6 +132,7 @@ def _of_ratios(ratio_BT, clipped_BT, rows):
   return {
     'tokens': _total(jnp.ones_like(ratio_BT), rows),
     **_ratios(ratio_BT, rows),
+    'log_ratio_counts': _counts(jnp.log(ratio_BT), rows),
     'clipped': _total(clipped_BT, rows),
   }
 
@@ -142,6 +144,16 @@ def _ratios(ratio_BT, rows, suffix=''):
     f'log_ratio{suffix}': _total(jnp.log(ratio_BT), rows),
     f'max_ratio{suffix}': jnp.max(ratio_BT, where=rows.mask_BT, initial=0.0),
   }
+
+
+def _counts(log_ratio_BT, rows):
+  """Tokens in each of the bins between `metrics.LOG_RATIO_EDGES`."""
+  edges = metrics.LOG_RATIO_EDGES
+  bin_BT1 = jnp.searchsorted(edges, log_ratio_BT)[..., None]
+  is_in_BTE = bin_BT1 == jnp.arange(len(edges) + 1)[None, None]
+  return jnp.sum(
+    is_in_BTE, (0, 1), where=rows.mask_BT[..., None], dtype=jnp.float32
+  )
 
 
 def _total(x_BT, rows):

@@ -1,6 +1,7 @@
 """Metrics of one policy's round."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 
 import numpy as np
 
@@ -57,6 +58,14 @@ def of_round(
   # Before its first update a policy's ratios are those to its sampler.
   row |= _mismatch(updates[:1])
   row |= lesson.metrics
+  if lesson.residuals:
+    row['residuals'] = {
+      sender: {
+        **dataclasses.asdict(residual),
+        'segmentation_error': residual.segmentation_error,
+      }
+      for sender, residual in lesson.residuals.items()
+    }
   tokens = sum(len(r.ids) for r in samples)
   row[metrics.TIMING] = {
     'seconds': seconds,
@@ -84,6 +93,7 @@ def _ratios(part, updates):
       'ess_fraction': _ess_fraction(total),
       'clip_fraction': total('clipped') / tokens,
       'max_ratio': max(float(u.get(f'{part}/max_ratio', 0)) for u in updates),
+      'log_ratio_counts': _counts(part, updates),
     }
   for name in ('kl', 'logp', 'truncated'):
     if any(f'{part}/{name}' in u for u in updates):
@@ -105,6 +115,12 @@ def _mismatch(first):
       'ess_fraction': _ess_fraction(total, of),
     }
   }
+
+
+def _counts(part, updates) -> list[int]:
+  """Tokens by the bins of `metrics.LOG_RATIO_EDGES`."""
+  name = f'{part}/log_ratio_counts'
+  return sum(u[name] for u in updates if name in u).astype(int).tolist()
 
 
 def _totals(part, updates):

@@ -213,7 +213,7 @@ def _gradient(
     accumulate, optax.tree_utils.tree_zeros_like(params, jnp.float32), rows
   )
   return grads, {
-    name: x_M.max() if name.startswith('max_') else x_M.sum()
+    name: x_M.max(0) if name.startswith('max_') else x_M.sum(0)
     for name, x_M in by_micro.items()
   }
 

@@ -2,53 +2,48 @@ import io
 
 from rich import console as console_lib
 
-from mrl_jax.mwra import cost
-from mrl_jax.mwra import planner
 from mrl_jax.thl import transfer
 from mrl_jax.training import display
-from tests import examples
 
 
 def console():
   return console_lib.Console(file=io.StringIO(), width=100)
 
 
-def plan(**kwargs):
-  models = {'a': examples.model(), 'b': examples.model()}
-  shape = cost.RoundShape(
-    rows=32,
-    samples=1,
-    sampled_prompts=32,
-    prompt_tokens=8,
-    response_tokens=8,
-    micro_rows=32,
-    logit_chunk=64,
-  )
-  return planner.plan(
-    models, dict.fromkeys(models, shape), 8, divides=32, **kwargs
-  )
+def policy(**changes):
+  return {
+    'parameters': 12345,
+    'adapters': 0,
+    'vocabulary': 384,
+    'devices': [0],
+    'mesh': {'data': 1, 'fsdp': 1, 'tensor': 1},
+    'memory_bytes': 1.5 * 2**20,
+    'load': 1.0,
+    **changes,
+  }
 
 
 def test_the_plan_names_devices_mesh_and_what_was_skipped():
   shown = console()
-  display.show_start(
-    shown,
-    'runs/mine',
-    plan(tensor=2),
-    '8 x cpu',
-    skipped=3,
-    elsewhere={'c': 'from runs/[old]'},
+  sharded = policy(
+    adapters=77,
+    devices=[4, 5, 6, 7],
+    mesh={'data': 1, 'fsdp': 2, 'tensor': 2},
+    load=0.5,
   )
+  overview = {
+    'devices': '8 x cpu',
+    'policies': {'a': policy(), 'b': sharded},
+    'elsewhere': {'c': 'from runs/[old]'},
+    'prompts_skipped': 3,
+  }
+  display.show_start(shown, 'runs/mine', overview)
   text = shown.file.getvalue()
   for part in (
-    'runs/mine',
-    '8 x cpu',
-    '0-3',
-    '4-7',
-    'fsdp 2, tensor 2',
-    '3 prompts are too',
+    'runs/mine', '8 x cpu', '12,345', '12,345 + 77', '0-0', '4-7',
+    'one device', 'fsdp 2, tensor 2', '1.5 MiB', '50%', '3 prompts are too',
     'c is not trained here: from runs/[old]',
-  ):
+  ):  # fmt: skip
     assert part in text
 
 

@@ -66,6 +66,17 @@ def metrics(workdir):
   return rows
 
 
+def evaluations(workdir):
+  path = os.path.join(workdir, 'evaluations.jsonl')
+  with open(path, encoding='utf-8') as lines:
+    return [json.loads(line) for line in lines]
+
+
+def report(workdir):
+  with open(os.path.join(workdir, 'report.html'), encoding='utf-8') as f:
+    return f.read()
+
+
 def untimed(summary):
   return {**summary, 'timing': 0}
 
@@ -118,11 +129,48 @@ def test_what_a_run_writes(finished):
   assert [row['round'] for row in rows if 'heldout_accuracy' in row] == [
     1, 1, 3, 3,
   ]  # fmt: skip
-  assert os.listdir(os.path.join(workdir, 'tensorboard'))
+  assert sorted(os.listdir(os.path.join(workdir, 'tensorboard')))[-3:] == [
+    'gemma', 'hyperparameters', 'llama',
+  ]  # fmt: skip
+  with open(os.path.join(workdir, 'plan.json'), encoding='utf-8') as f:
+    assert json.load(f)['policies'].keys() == {'gemma', 'llama'}
   assert sorted(os.listdir(os.path.join(workdir, 'checkpoints'))) == [
     'round_3',
     'round_4',
   ]
+
+
+def test_evaluations_are_written_with_their_errors_and_completions(finished):
+  summary, workdir, _ = finished
+  rows = evaluations(workdir)
+  assert [(row['rounds'], row['policy']) for row in rows] == [
+    (rounds, policy) for rounds in (0, 2, 4) for policy in ('gemma', 'llama')
+  ]
+  for row, when in ((rows[1], 'before'), (rows[-1], 'after')):
+    accuracy = summary['policies']['llama']['heldout_accuracy'][when]
+    assert row['accuracy']['all'] == accuracy
+    assert 0 <= row['error']['all'] < 0.5
+    assert len(row['best']) == len(row['worst']) == 3
+    assert row['best'][0]['reward'] >= row['worst'][0]['reward']
+
+
+def test_the_time_of_a_round_is_told_by_phase(finished):
+  path = os.path.join(finished[1], 'metrics.jsonl')
+  with open(path, encoding='utf-8') as lines:
+    rows = [json.loads(line) for line in lines]
+  evaluated = [row for row in rows if 'heldout_accuracy' in row]
+  for row in rows:
+    phases = row['timing']['phases']
+    assert {'sampling', 'verification', 'exchange', 'lessons', 'updates',
+            'other'} <= phases.keys()  # fmt: skip
+    assert min(phases.values()) >= 0
+    assert ('evaluation' in phases) == (row in evaluated)
+    playing = sum(phases.values()) - phases.get('evaluation', 0)
+    assert playing - phases.get('checkpoints', 0) == pytest.approx(
+      row['timing']['seconds'], abs=0.1
+    )
+  elapsed = [row['timing']['elapsed'] for row in rows]
+  assert elapsed == sorted(elapsed)
 
 
 def test_what_a_person_sees(finished):
@@ -141,6 +189,8 @@ def test_what_a_person_sees(finished):
     workdir,
   ):
     assert text in shown
+  assert f'Report: {workdir}/report.html' in shown
+  assert 'finished, 4 rounds' in report(workdir)
 
 
 def test_every_record_is_accounted_for(finished):
@@ -233,6 +283,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     run(folder, name)
   monkeypatch.setattr(loop, 'play_round', play_round)
   workdir = os.fspath(folder / name)
+  assert 'after 3 of 4 rounds' in report(workdir)
   with open(os.path.join(workdir, 'metrics.jsonl'), 'a') as f:
     f.write('{"round": 99, "pol')  # As a kill may leave it.
   resume = progress.resume
@@ -246,6 +297,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     summary['timing']['seconds'] > 1000
   )  # What it took before is not forgotten.
   assert metrics(workdir) == metrics(finished[1])
+  assert evaluations(workdir) == evaluations(finished[1])
   assert_same(restored(folder, workdir)[0], restored(folder, finished[1])[0])
   assert restored(folder, workdir)[1] == restored(folder, finished[1])[1]
   assert untimed(summary) == untimed(finished[0])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import base
+from mrl_jax.training import metrics
 from mrl_jax.training import objectives
 from mrl_jax.training import update
 
@@ -41,6 +42,12 @@ def check(objective, expected_BT, expected_sums):
     np.testing.assert_allclose(sums[name], value, rtol=1e-6, err_msg=name)
 
 
+def counts(*ratios):
+  """How many logs of ratios are between which edges."""
+  edges = [-np.inf, *metrics.LOG_RATIO_EDGES, np.inf]
+  return np.histogram(np.log(ratios), edges)[0]
+
+
 def test_own_rows_have_ratios_by_token():
   # 2, .8, .5 with A = 2 and .5, 1.8 with A = -1, in bounds .8 and 1.28.
   check(
@@ -51,6 +58,7 @@ def test_own_rows_have_ratios_by_token():
       'ratio': 2 + 0.8 + 0.5 + 0.5 + 1.8,
       'ratio_square': 4 + 0.64 + 0.25 + 0.25 + 3.24,
       'log_ratio': np.log(2 * 0.8 * 0.5 * 0.5 * 1.8),
+      'log_ratio_counts': counts(2, 0.8, 0.5, 0.5, 1.8),
       'max_ratio': 2.0,
       'clipped': 2,  # 2 from above, and .5 from below where A < 0.
     },
@@ -67,6 +75,7 @@ def test_peer_rows_have_ratios_by_chunk_and_truncated():
       'ratio': 1.5 + 0.4 + 0.4 + 0.5 + 1.5,
       'ratio_square': 2.25 + 0.16 + 0.16 + 0.25 + 2.25,
       'log_ratio': np.log(1.5 * 0.4 * 0.4 * 0.5 * 1.5),
+      'log_ratio_counts': counts(1.5, 0.4, 0.4, 0.5, 1.5),
       'max_ratio': 1.5,
       'clipped': 2,
       'truncated': 2,
@@ -101,6 +110,7 @@ def test_own_rows_may_have_ratios_of_whole_responses():
       'ratio': 3 * first + 2 * second,
       'ratio_square': 3 * first**2 + 2 * second**2,
       'log_ratio': np.log(0.8 * 0.9),
+      'log_ratio_counts': counts(*[first] * 3, *[second] * 2),
       'max_ratio': second,
       'clipped': 0,
       # Of tokens, which tell how sampler and trainer differ.
@@ -175,6 +185,15 @@ def test_grafted_rows_are_as_own_ones_by_token():
     strict=True,
   ):
     jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+def test_ratios_that_are_far_off_are_in_the_outermost_bins():
+  far = jnp.array([[100.0, -100.0, 0.0], [0.0, 0.0, 0.0]])
+  rows = dataclasses.replace(ROWS, old_logp_BT=LEARNER - far)
+  _, sums = objectives.own(settings(), 'token')(LEARNER, rows)
+  expected = np.zeros(41)
+  expected[[0, 20, 40]] = 1, 3, 1
+  np.testing.assert_array_equal(sums['log_ratio_counts'], expected)
 
 
 def test_luffy_and_sgt_read_the_learners_probabilities_only():

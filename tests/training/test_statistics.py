@@ -20,7 +20,13 @@ def lesson(peer=()):
     for p, group in enumerate(GROUPS)
     for rollout in group
   ]
-  residual = transfer.Residual(rollouts=3, refused={'empty': 1, 'too_long': 1})
+  residual = transfer.Residual(
+    rollouts=3,
+    refused={'empty': 1, 'too_long': 1},
+    sender_tokens=7,
+    receiver_tokens=8,
+    chunks={'1:1': 5, '1:n': 1},
+  )
   return lesson_lib.Lesson(
     own=own,
     peer=peer,
@@ -35,9 +41,15 @@ def lesson(peer=()):
 def update(part, **sums):
   sums = {
     'tokens': 4.0, 'ratio': 8.0, 'ratio_square': 20.0, 'clipped': 1.0,
-    'log_ratio': -2.0, 'max_ratio': 3.0, 'loss': -0.5, **sums,
+    'log_ratio': -2.0, 'max_ratio': 3.0, 'loss': -0.5,
+    'log_ratio_counts': counts(0, 20, 20, 40), **sums,
   }  # fmt: skip
   return {f'{part}/{name}': np.float32(v) for name, v in sums.items()}
+
+
+def counts(*bins):
+  """Tokens in these bins of their log-ratio."""
+  return np.bincount(bins, minlength=41).astype(np.float32)
 
 
 def of_round(updates, **given):
@@ -49,7 +61,8 @@ def of_round(updates, **given):
     'seconds': 1.0,
     **given,
   }
-  return statistics.of_round(GROUPS, lesson(), updates, **fields)
+  taken = fields.pop('lesson', lesson())
+  return statistics.of_round(GROUPS, taken, updates, **fields)
 
 
 def test_means_over_the_round():
@@ -87,6 +100,15 @@ def test_what_the_exchange_did_is_part_of_the_round():
   assert row['timing']['waited/b'] == 0.25
 
 
+def test_what_thl_could_not_carry_is_part_of_the_round():
+  row = of_round([{'grad_norm': 1.0}])
+  residual = row['residuals']['b']
+  assert residual['refused'] == {'empty': 1, 'too_long': 1}
+  assert residual['segmentation_error'] == 1 - 6 / 8
+  nothing = dataclasses.replace(lesson(), residuals={})
+  assert 'residuals' not in of_round([{'grad_norm': 1.0}], lesson=nothing)
+
+
 def test_what_the_verifier_counts_is_there_if_it_counts():
   updates = [{'grad_norm': 1.0}]
   assert 'verified' not in of_round(updates)
@@ -109,6 +131,10 @@ def test_ratios_are_means_over_the_tokens_of_all_updates():
   assert row['own']['loss'] == -0.5
   assert row['own']['max_ratio'] == 3.0
   assert row['peer']['ess_fraction'] == pytest.approx(8**2 / (20 * 4))
+  histogram = row['own']['log_ratio_counts']
+  assert (histogram[0], histogram[20], histogram[40]) == (2, 4, 2)
+  assert sum(histogram) == 8
+  assert sum(row['peer']['log_ratio_counts']) == 4
 
 
 def test_ratios_that_all_vanished_are_not_a_division_by_zero():
@@ -143,10 +169,7 @@ def test_where_ratios_are_of_responses_the_mismatch_is_of_tokens():
 
 def test_a_round_without_own_rows_has_numbers_all_the_same():
   empty = dataclasses.replace(lesson(), own=[])
-  row = statistics.of_round(
-    GROUPS, empty, [{'grad_norm': 0.0}], rollouts=4, exchanged={},
-    exchange_seconds={}, verified={}, seconds=1.0,
-  )  # fmt: skip
+  row = of_round([{'grad_norm': 0.0}], lesson=empty)
   assert row['rows_with_signal'] == 0.0
 
 

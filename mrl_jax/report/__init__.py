@@ -1,0 +1,1 @@
+"""The report: one page that tells a person what a run did."""

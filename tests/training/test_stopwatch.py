@@ -1,0 +1,61 @@
+import contextlib
+import time
+
+import pytest
+
+from mrl_jax.training import stopwatch
+
+
+class Time:
+  """A clock, and one that only runs while something is verified."""
+
+  def __init__(self, monkeypatch):
+    self.now = self.verified = 0.0
+    monkeypatch.setattr(time, 'perf_counter', lambda: self.now)
+
+  def work(self, seconds):
+    self.now += seconds
+
+  def verify(self, seconds):
+    self.now += seconds
+    self.verified += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  return Time(monkeypatch)
+
+
+@pytest.fixture
+def watch(clock):
+  return stopwatch.Stopwatch({'verification': lambda: clock.verified})
+
+
+def test_every_second_is_of_one_phase(clock, watch):
+  with watch('sampling'):
+    clock.work(4)
+    clock.verify(2)
+  clock.work(1)
+  clock.verify(3)
+  with watch('sampling'):
+    clock.work(8)
+  with watch('updates'):
+    clock.work(16)
+  assert watch.lap() == {
+    'sampling': 12, 'updates': 16, 'verification': 5, 'other': 1,
+  }  # fmt: skip
+
+
+def test_a_lap_begins_anew(clock, watch):
+  with watch('sampling'):
+    clock.verify(1)
+  watch.lap()
+  clock.verify(2)
+  assert watch.lap() == {'verification': 2, 'other': 0}
+
+
+def test_what_fails_took_time_as_well(clock, watch):
+  with contextlib.suppress(RuntimeError), watch('sampling'):
+    clock.work(1)
+    raise RuntimeError
+  assert watch.lap()['sampling'] == 1
