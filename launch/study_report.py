@@ -1,9 +1,11 @@
 """What launch/study.py shows and writes: tables and figures."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import json
 import os
+import pathlib
 from typing import NamedTuple
 
 from matplotlib import axes as axes_lib
@@ -24,6 +26,8 @@ _COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9',
 _MARKERS = 'sD^v<>ph'
 _DASHES = ('-', '--', '-.')
 _ROOM = 20  # Letters of an arm's name in a figure.
+# Families of questions, by who was shown them before the rounds.
+_KINDS = ('formulas', 'own words', "peer's words")
 _MOST = 8  # Changes of a config that are listed.
 
 
@@ -315,6 +319,88 @@ def draw_support(
     'its mean'
   )
   _finish(axes, None)
+  return figure
+
+
+Kinds = Mapping[str, study.Estimate]  # By who was shown them.
+
+
+def by_kind(out: str, arm: str, seeds: Iterable[int], when: str) -> Kinds:
+  """Held-out accuracy, by who was shown how to answer before the rounds.
+
+  Args:
+    out: the folder of the study.
+    arm: of which there is a whole run with every one of `seeds`.
+    seeds: of the arm.
+    when: 'before' or 'after'.
+
+  Returns:
+    The mean over families and policies, from 0 to 1, of each kind that there
+    is: 'formulas', which all policies were shown; 'own words', which the policy
+    itself was; and "peer's words", which it was not.
+  """
+  means = [_by_kind(study.workdir(out, arm, seed), when) for seed in seeds]
+  estimates = {k: study.estimate(m.get(k) for m in means) for k in _KINDS}
+  return {kind: one for kind, one in estimates.items() if one}
+
+
+def _by_kind(folder, when) -> dict[str, float]:
+  """Of a run."""
+  config, summary = (
+    json.loads(pathlib.Path(folder, name).read_text(encoding='utf-8'))
+    for name in ('config.json', 'summary.json')
+  )
+  found = collections.defaultdict(list)
+  for name, policy in summary['policies'].items():
+    shown = config[f'policies.{name}.warm_start_families']
+    families = policy['heldout_accuracy_by_family'][when]
+    for family, accuracy in families.items():
+      found[_kind(family, shown)].append(accuracy)
+  return {kind: float(np.mean(values)) for kind, values in found.items()}
+
+
+def _kind(family, shown) -> str | None:
+  surface, slash, _ = family.partition('/')
+  if not slash:
+    return None  # All families together, or other data.
+  formulas, own, others = _KINDS
+  if surface == 'formula':
+    return formulas
+  return own if family in shown else others
+
+
+def draw_kinds(
+  before: Kinds,
+  after: Mapping[str, Kinds],
+  compared: Sequence[study.Arm],
+  baseline: str,
+) -> figure_lib.Figure:
+  """What `by_kind` tells of every arm, beside what they start from."""
+  drawn = styles([arm.name for arm in compared], baseline)
+  bars = [('before', before, '0.75')]
+  for arm in _ranked(compared):
+    bars.append((_label(arm), after[arm.name], drawn[arm.name].color))
+  figure, axes = _figure(
+    'Where the gain is',
+    'Held-out accuracy, by who was shown how to answer before the rounds. Mean '
+    'of\nfamilies, policies and seeds; lines: one standard error over seeds.',
+  )
+  width = 0.84 / len(bars)
+  for i, (label, found, color) in enumerate(bars):
+    there = [(x, found[k]) for x, k in enumerate(_KINDS) if k in found]
+    for x, one in there:
+      axes.bar(
+        x - 0.42 + i * width, 100 * one.mean, width, align='edge', color=color,
+        ec='w', lw=0.5, yerr=_error(one, 100),
+        error_kw={'elinewidth': 1.2, 'capsize': 2, 'ecolor': '0.4'},
+      )  # fmt: skip
+    axes.bar(0, 0, color=color, label=label)
+  axes.set_xticks(range(len(_KINDS)), _KINDS)
+  axes.tick_params(axis='x', length=0, labelsize=11)
+  axes.set_ylabel('accuracy, percent')
+  axes.set_axisbelow(True)
+  _finish(axes, None)
+  axes.xaxis.grid(False)
   return figure
 
 

@@ -1,10 +1,13 @@
 """Notebooks run from top to bottom, and are kept without outputs."""
 
+import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+from IPython.core import inputtransformer2
 import nbclient
 import nbformat
 import pytest
@@ -12,23 +15,190 @@ import pytest
 from tests import studies
 
 ROOT = pathlib.Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
+NOTEBOOKS = {p.stem: p for p in sorted((ROOT / 'notebooks').glob('*.ipynb'))}
+DEFINITIONS = (
+  ast.FunctionDef,
+  ast.AsyncFunctionDef,
+  ast.ClassDef,
+  ast.Lambda,
+)
+# A run so small that it learns nothing.
+SMALL = (
+  '--config.train.rounds=2',
+  '--config.train.prompts=8',
+  '--config.train.samples=4',
+  '--config.train.mini_batches=1',
+  '--config.train.row_multiple=16',
+  '--config.warm_start.steps=0',
+  '--config.eval.prompts=8',
+  '--config.eval.samples=2',
+  '--config.eval.batch=8',
+  '--config.mwra.emulated_devices=2',
+  '--config.policies.llama.model.num_layers=1',
+  '--config.policies.gemma.model.num_layers=1',
+)
+
+each = pytest.mark.parametrize('name', NOTEBOOKS)
 
 
-def images(notebook):
+def cells(name):
+  return nbformat.read(NOTEBOOKS[name], 4).cells
+
+
+def python(cell):
+  """What IPython makes of a cell."""
+  return inputtransformer2.TransformerManager().transform_cell(cell.source)
+
+
+def execute(name, folder):
+  """A notebook, run in a folder; a cell that raises is an error."""
+  notebook = nbformat.read(NOTEBOOKS[name], 4)
+  nbclient.NotebookClient(
+    notebook,
+    timeout=240,
+    resources={'metadata': {'path': os.fspath(folder)}},
+  ).execute()
+  return notebook
+
+
+def shown(notebook, kind):
+  """Its outputs of a MIME type."""
   return [
-    output
+    output['data'][kind]
     for cell in notebook.cells
     for output in cell.get('outputs', [])
-    if 'image/png' in output.get('data', {})
+    if kind in output.get('data', {})
   ]
 
 
-@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_is_kept_without_outputs(path):
-  for cell in nbformat.read(path, 4).cells:
+@each
+def test_a_notebook_is_kept_without_outputs(name):
+  notebook = nbformat.read(NOTEBOOKS[name], nbformat.NO_CONVERT)
+  nbformat.validate(notebook)
+  assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
+  for cell in notebook.cells:
     assert not cell.get('outputs')
     assert cell.get('execution_count') is None
+
+
+@each
+def test_a_notebook_begins_with_a_title_and_the_same_installation(name):
+  title, install, *_ = cells(name)
+  assert title.cell_type == 'markdown'
+  assert title.source.startswith('# ')
+  (first, *_) = NOTEBOOKS
+  assert install.source == cells(first)[1].source
+
+
+@each
+def test_a_notebook_imports_and_never_defines(name):
+  for cell in cells(name):
+    if cell.cell_type == 'code':
+      found = [
+        node
+        for node in ast.walk(ast.parse(python(cell)))
+        if isinstance(node, DEFINITIONS)
+      ]
+      assert not found, ast.unparse(found[0])
+
+
+@each
+def test_a_notebook_names_no_address_but_those_of_papers(name):
+  for cell in cells(name):
+    for address in re.findall(r'\w+://[^\s)\'"]*', cell.source):
+      assert address.startswith('https://arxiv.org/abs/'), address
+
+
+# Runs the cell where nothing is installed; commands of pip are only printed.
+ELSEWHERE = """
+import subprocess
+
+class Shell:
+  def system(self, line):
+    subprocess.run(line.format(**globals()), shell=True, check=False)
+
+  def run_line_magic(self, name, line):
+    print(name, line.format(**globals()))
+
+get_ipython = Shell
+"""
+
+
+def install(folder, repository):
+  """What the installing cell prints and raises, and then ROOT and the path."""
+  (name, *_) = NOTEBOOKS
+  source = python(cells(name)[1])
+  assert source.count("REPOSITORY = ''") == 1
+  source = source.replace(
+    "REPOSITORY = ''", f'REPOSITORY = {os.fspath(repository)!r}'
+  )
+  after = 'import launch\nprint(ROOT, launch.__path__[0], sep="\\n")'
+  done = subprocess.run(
+    [sys.executable, '-I', '-S', '-c', f'{ELSEWHERE}\n{source}\n{after}'],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  return done.stdout.splitlines(), done.stderr
+
+
+def test_elsewhere_a_notebook_asks_for_its_repository(tmp_path):
+  printed, error = install(tmp_path, '')
+  assert not printed
+  assert error.endswith(
+    'AssertionError: set REPOSITORY to an address that git can clone from\n'
+  )
+
+
+def test_elsewhere_a_notebook_clones_and_installs_its_repository(tmp_path):
+  repository, folder = tmp_path / 'theirs', tmp_path / 'mine'
+  folder.mkdir()
+  for package in ('mrl_jax', 'launch'):
+    (repository / package).mkdir(parents=True)
+    (repository / package / '__init__.py').touch()
+  for words in (
+    ('init', '-q'),
+    ('add', '.'),
+    ('-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '-qm', 'a'),
+  ):
+    subprocess.run(['git', *words], cwd=repository, check=True)
+  printed, error = install(folder, repository)
+  (clone,) = folder.iterdir()
+  assert printed == [
+    f'pip install -q -e {clone.name}',
+    os.fspath(clone),
+    os.fspath(clone / 'launch'),
+  ], error
+
+
+def test_a_rollout_is_carried(tmp_path, monkeypatch):
+  monkeypatch.delenv('MRL_TEST_DATA', raising=False)
+  notebook = execute('thl_tour', tmp_path)
+  assert len(shown(notebook, 'image/png')) == 3
+  _, refused, limited = shown(notebook, 'text/markdown')
+  assert re.findall(r'`(\w+)` \|$', refused, re.M) == [
+    'round_trip', 'too_long', 'residual', 'empty', 'ids'
+  ]  # fmt: skip
+  carried = [int(n.replace(',', '')) for n in re.findall(
+    r'^\| [\d.]+ \| ([\d,]+)', limited, re.M
+  )]  # fmt: skip
+  assert carried == sorted(set(carried))
+  assert not [*tmp_path.iterdir()]  # It installs nothing here.
+
+
+@pytest.mark.slow
+def test_a_rollout_is_carried_between_real_tokenizers(tmp_path):
+  if not os.environ.get('MRL_TEST_DATA'):
+    pytest.skip('MRL_TEST_DATA does not name a folder of real data')
+  notebook = execute('thl_tour', tmp_path)
+  assert len(shown(notebook, 'image/png')) == 3
+  assert '| Llama 3 | Llama 2 |' in shown(notebook, 'text/markdown')[0]
+
+
+def test_the_methods_are_compared_on_a_bandit(tmp_path):
+  notebook = execute('bandit_tradeoff', tmp_path)
+  assert len(shown(notebook, 'image/png')) == 9
 
 
 def test_a_study_is_shown(tmp_path, monkeypatch):
@@ -43,17 +213,30 @@ def test_a_study_is_shown(tmp_path, monkeypatch):
     capture_output=True,
   )
   monkeypatch.setenv('MRL_STUDY', os.fspath(tmp_path))
-  notebook = nbformat.read(ROOT / 'notebooks' / 'study.ipynb', 4)
-  nbclient.NotebookClient(
-    notebook,
-    timeout=120,
-    resources={'metadata': {'path': os.fspath(ROOT / 'notebooks')}},
-  ).execute()
-  assert len(images(notebook)) == 3
-  shown = [o for c in notebook.cells for o in c.get('outputs', [])]
-  (table,) = [
-    o['data']['text/markdown']
-    for o in shown
-    if 'text/markdown' in o.get('data', {})
-  ]
+  notebook = execute('study', ROOT / 'notebooks')
+  assert len(shown(notebook, 'image/png')) == 3
+  (table,) = shown(notebook, 'text/markdown')
   assert '| sgt | 2 |' in table
+
+
+def test_a_run_is_made_and_shown(tmp_path, monkeypatch):
+  monkeypatch.setenv('MRL_FLAGS', ' '.join(SMALL))
+  notebook = execute('first_run', tmp_path)
+  assert len(shown(notebook, 'image/png')) == 5
+  (table,) = shown(notebook, 'text/markdown')
+  assert re.findall(r'^\| (\w+) \| \d', table, re.M) == [
+    'gemma', 'llama', 'mean'
+  ]  # fmt: skip
+  (frame,) = [
+    text for text in shown(notebook, 'text/html') if '<iframe' in text
+  ]
+  assert ' sandbox ' in frame
+  (report,) = tmp_path.glob('runs/*/report.html')
+  printed = ''.join(
+    output.get('text', '')
+    for cell in notebook.cells
+    for output in cell.get('outputs', [])
+  )
+  assert f'{report}\n' in printed
+  assert '\x1b' not in printed  # Lines, and no moving cursor.
+  assert '16 used' in ''.join(shown(notebook, 'text/plain'))

@@ -13,6 +13,7 @@ import sys
 import time
 
 from absl.testing import flagsaver
+from matplotlib import colors as colors_lib
 import pytest
 from rich import console as console_lib
 
@@ -369,7 +370,9 @@ def test_figures_are_legible(tmp_path, count, seeds):
   arms = ['grpo', *(f'{"long_name_" * (i % 5)}{i}' for i in range(1, count))]
   write_study(tmp_path, arms, seeds)
   write_study(tmp_path, arms[1:2], seeds, train__samples=5)
-  for figure in draw(tmp_path, arms)[:2]:
+  *figures, compared = draw(tmp_path, arms)
+  families = study_report.draw_kinds(*kinds(tmp_path, arms), compared, 'grpo')
+  for figure in (*figures, families):
     found = texts(figure)
     assert figure.axes[0].bbox.width > 0.55 * figure.bbox.width
     for (text, box), (other, beside) in itertools.combinations(found, 2):
@@ -424,6 +427,91 @@ def test_support_is_the_rescue_rate_if_all_have_one(tmp_path):
   assert 'rescue rate' in axes.get_xlabel()
   assert [c[0].get_xdata()[0] for c in axes.containers] == [25, 50]
   assert 'no sample solves' in others.get_xlabel()
+
+
+def kinds(out, arms):
+  """Accuracies of kinds of families, before and after."""
+  seeds = sorted({int(p.name[5:]) for p in out.glob('*/seed-*')})
+  before = study_report.by_kind(str(out), arms[0], seeds, 'before')
+  return before, {
+    arm: study_report.by_kind(str(out), arm, seeds, 'after') for arm in arms
+  }
+
+
+def write_families(out, arm, seed, after):
+  """Policy a was shown words/add, and policy b was not."""
+  folder = studies.write(
+    out / arm / f'seed-{seed}', {'a': 0.5, 'b': 0.5}, seed=seed,
+    policies__b__warm_start_families=['formula/add', 'words/sub'],
+  )  # fmt: skip
+  path = folder / 'summary.json'
+  summary = json.loads(path.read_text())
+  for policy, accuracies in after.items():
+    families = summary['policies'][policy]['heldout_accuracy_by_family']
+    families['after'] = {'all': 0.9, **accuracies}
+  path.write_text(json.dumps(summary))
+
+
+def test_accuracies_are_told_by_who_was_shown_what(tmp_path):
+  for seed, more in ((0, 0.0), (1, 0.25)):
+    write_families(
+      tmp_path, 'grpo', seed,
+      {
+        'a': {'formula/add': 0.5 + more, 'words/add': 0.25, 'words/sub': 0.0},
+        'b': {'formula/add': 0.75 + more, 'words/add': 0.5, 'words/sub': 0.75},
+      },
+    )  # fmt: skip
+  before, after = kinds(tmp_path, ['grpo'])
+  assert {kind: one.mean for kind, one in before.items()} == {
+    'formulas': 0.25, 'own words': 0.25, "peer's words": 0.25
+  }  # fmt: skip
+  assert after['grpo'] == {
+    'formulas': study.Estimate(0.75, 0.125, 2),  # Of 0.625 and 0.875.
+    'own words': study.Estimate(0.5, 0.0, 2),
+    "peer's words": study.Estimate(0.25, 0.0, 2),
+  }
+
+
+def test_kinds_that_the_data_do_not_have_are_left_out(tmp_path):
+  write_families(
+    tmp_path, 'grpo', 0,
+    {'a': {'formula/add': 0.5, '': 0.1}, 'b': {'formula/add': 0.75, '': 0.1}},
+  )  # fmt: skip
+  _, after = kinds(tmp_path, ['grpo'])
+  assert after['grpo'] == {'formulas': study.Estimate(0.625, None, 1)}
+  compared = draw(tmp_path, ['grpo'])[-1]
+  figure = study_report.draw_kinds(after['grpo'], after, compared, 'grpo')
+  figure.draw_without_rendering()
+
+
+def test_bars_are_where_the_numbers_are(tmp_path):
+  arms = ['grpo', 'a', 'b']
+  write_study(tmp_path, arms, [0, 1])
+  *_, compared = draw(tmp_path, arms)
+  before, after = kinds(tmp_path, arms)
+  figure = study_report.draw_kinds(before, after, compared, 'grpo')
+  (axes,) = figure.axes
+  ticks = [tick.get_text() for tick in axes.get_xticklabels()]
+  assert ticks == ['formulas', 'own words', "peer's words"]
+  legend = axes.get_legend()
+  labels = [text.get_text() for text in legend.get_texts()]
+  assert labels == ['before', 'b', 'a', 'grpo']  # From the best on.
+  styles = study_report.styles(arms, 'grpo')
+  colors = ['0.75', *(styles[arm].color for arm in labels[1:])]
+  expected = [before, *(after[arm] for arm in labels[1:])]
+  bars = [bar for bar in axes.patches if bar.get_height()]
+  assert len(bars) == 12
+  for x, kind in enumerate(ticks):
+    of_kind = sorted(
+      (bar for bar in bars if abs(bar.get_center()[0] - x) < 0.5),
+      key=lambda bar: bar.get_x(),
+    )
+    heights = [bar.get_height() for bar in of_kind]
+    assert heights == pytest.approx([100 * e[kind].mean for e in expected])
+    for bar, color in zip(of_kind, colors, strict=True):
+      assert bar.get_facecolor() == colors_lib.to_rgba(color)
+    for one, other in itertools.pairwise(of_kind):
+      assert one.get_x() + one.get_width() <= other.get_x() + 1e-9
 
 
 def test_one_seed_has_no_error_in_any_table(tmp_path):
