@@ -121,6 +121,11 @@ UPDATES = (
   ),
   Curve('Sampler against trainer, KL', 'nats a token', 'mismatch.kl'),
 )  # fmt: skip
+OF_METHOD = (
+  Curve("Peers' ratios at their bound", _TOKENS, 'peer.truncated', 100),
+  Curve('Compatibility of what peers offer', 'median', 'compatibility'),
+  Curve('What passes the gate', '% of rollouts', 'admitted', 100),
+)
 TAKEN = Curve("Peers' rows trained on", 'rows', 'peer_rows')
 SPEED = Curve(
   'Tokens sampled', 'a second of the round', 'timing.tokens_per_second'
@@ -151,6 +156,14 @@ def of_rounds(
       )
     charts.append(curve.chart(series) if series else curve.absent(run))
   return charts
+
+
+def of_method(run: run_lib.Run) -> list[drawing.Chart]:
+  """What is told of one method only: PRP, GRAFT or HACPO."""
+  title = 'Capability of the learner'
+  told = _of_pairs(run, title, 'peer = 1', lambda row: row.capability)
+  curves = of_rounds(run, OF_METHOD)
+  return [*told, *(c for c in curves if isinstance(c, drawing.Chart))]
 
 
 def _style(run, name) -> drawing.Style:

@@ -46,6 +46,7 @@ def render(run: run_lib.Run) -> str:
     learning=charts.of_rounds(run, learning(run)),
     updates=[
       *charts.of_rounds(run, charts.UPDATES),
+      *charts.of_method(run),
       charts.histogram(run, 'own'),
       charts.histogram(run, 'peer'),
     ],

@@ -109,6 +109,17 @@ def test_older_rows_tell_of_all_peers_together(tmp_path):
   assert drawn(found) == {'gemma': [100.0] * 4, 'llama': [100.0] * 4}
 
 
+def test_what_one_method_tells_is_drawn_where_it_is_told(tmp_path):
+  assert charts.of_method(read(tmp_path / 'none')) == []
+  graft = read(tmp_path / 'graft', compatibility=0.25, admitted=0.5)
+  compatibility, admitted = charts.of_method(graft)
+  assert drawn(compatibility)['llama'] == [0.25] * 4
+  assert drawn(admitted)['llama'] == [50.0] * 4
+  hacpo = read(tmp_path / 'hacpo', capability={'gemma': 1.5})
+  found = named(charts.of_method(hacpo))
+  assert drawn(found['Capability of the learner, llama'])['gemma'] == [1.5] * 4
+
+
 def test_where_thl_refused_nothing_there_is_no_chart_of_it(tmp_path):
   residual = {'gemma': {**workdirs.RESIDUAL, 'refused': {}}}
   run = read(tmp_path, policies=('llama',), rounds=2, residuals=residual)

@@ -48,6 +48,7 @@ def test_it_tells_what_ran_and_what_came_of_it(whole):
     'memory each 1 MiB load 93%',
     'KL to the policy at the start : none, as method.kl_weight is 0.',
     'gemma, by llama 50.0%',
+    'Refused : nothing.',
     'llama → gemma, rollout 40 records, 8 KiB 28 used 8 stale 4 waiting',
     'refused 8 (25%) – as too_long 8, 120 B',
     'tokens of the receiver 160 (+100.0%)',
@@ -130,10 +131,11 @@ def test_lines_of_completions_are_lines_and_long_ones_are_cut():
 
 @pytest.mark.parametrize('rounds', [0, 2])
 def test_a_run_that_did_not_end_has_a_page(tmp_path, rounds):
-  text = render(tmp_path, rounds=rounds)
+  text = render(tmp_path, rounds=rounds, refused={'incompatible': 7})
   if rounds:
     assert 'after 2 of 4 rounds: it still runs, or was stopped' in text
     assert 'Summed over the rounds in metrics.jsonl' in text
+    assert 'gemma, in its lessons: incompatible 14' in text
   else:
     assert 'before its first round of 4' in text
     assert '25.0 ±2.0 before' in text
