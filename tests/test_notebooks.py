@@ -219,6 +219,7 @@ def test_a_study_is_shown(tmp_path, monkeypatch):
   assert '| sgt | 2 |' in table
 
 
+@pytest.mark.slow
 def test_a_run_is_made_and_shown(tmp_path, monkeypatch):
   monkeypatch.setenv('MRL_FLAGS', ' '.join(SMALL))
   notebook = execute('first_run', tmp_path)

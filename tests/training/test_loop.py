@@ -16,6 +16,7 @@ import pytest
 from rich import console as console_lib
 
 from mrl_jax import checks
+from mrl_jax.report import page
 from mrl_jax.rewards import functions
 from mrl_jax.rewards import verify
 from mrl_jax.sharing import lesson as lesson_lib
@@ -51,6 +52,15 @@ def run(folder, name, **changes):
   shown = console_lib.Console(file=io.StringIO(), width=100)
   summary = loop.run(config(folder, **changes), workdir, shown)
   return summary, workdir, shown.file.getvalue()
+
+
+WRITE_REPORT = page.write
+
+
+@pytest.fixture(autouse=True)
+def without_report(monkeypatch):
+  """It takes a second each time; that of `finished` is there all the same."""
+  monkeypatch.setattr(page, 'write', lambda workdir: 'none')
 
 
 @pytest.fixture(scope='module')
@@ -279,6 +289,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     return play_round(job, progress)
 
   monkeypatch.setattr(loop, 'play_round', stop)
+  monkeypatch.setattr(page, 'write', WRITE_REPORT)
   with pytest.raises(KeyboardInterrupt):
     run(folder, name)
   monkeypatch.setattr(loop, 'play_round', play_round)
