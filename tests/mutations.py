@@ -479,8 +479,8 @@ MUTATIONS = (
   Mutation(
     'histogram shifted by a bin',
     'mrl_jax/training/objectives.py',
-    'bin_BT1 == jnp.arange(len(edges) + 1)',
-    'bin_BT1 == 1 + jnp.arange(len(edges) + 1)',
+    'log_ratio_BT[..., None] > metrics',
+    'log_ratio_BT[..., None] > 0.1 + metrics',
     ('tests/training/test_objectives.py',),
   ),
   Mutation(

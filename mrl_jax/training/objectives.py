@@ -148,12 +148,12 @@ def _ratios(ratio_BT, rows, suffix=''):
 
 def _counts(log_ratio_BT, rows):
   """Tokens in each of the bins between `metrics.LOG_RATIO_EDGES`."""
-  edges = metrics.LOG_RATIO_EDGES
-  bin_BT1 = jnp.searchsorted(edges, log_ratio_BT)[..., None]
-  is_in_BTE = bin_BT1 == jnp.arange(len(edges) + 1)[None, None]
-  return jnp.sum(
-    is_in_BTE, (0, 1), where=rows.mask_BT[..., None], dtype=jnp.float32
+  is_above_BTE = log_ratio_BT[..., None] > metrics.LOG_RATIO_EDGES[None, None]
+  above_E = jnp.sum(
+    is_above_BTE, (0, 1), where=rows.mask_BT[..., None], dtype=jnp.float32
   )
+  tokens = _total(jnp.ones_like(log_ratio_BT), rows)
+  return -jnp.diff(above_E, prepend=tokens, append=0)
 
 
 def _total(x_BT, rows):
