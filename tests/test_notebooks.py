@@ -187,15 +187,6 @@ def test_a_rollout_is_carried(tmp_path, monkeypatch):
   assert not [*tmp_path.iterdir()]  # It installs nothing here.
 
 
-@pytest.mark.slow
-def test_a_rollout_is_carried_between_real_tokenizers(tmp_path):
-  if not os.environ.get('MRL_TEST_DATA'):
-    pytest.skip('MRL_TEST_DATA does not name a folder of real data')
-  notebook = execute('thl_tour', tmp_path)
-  assert len(shown(notebook, 'image/png')) == 3
-  assert '| Llama 3 | Llama 2 |' in shown(notebook, 'text/markdown')[0]
-
-
 def test_the_methods_are_compared_on_a_bandit(tmp_path):
   notebook = execute('bandit_tradeoff', tmp_path)
   assert len(shown(notebook, 'image/png')) == 9
