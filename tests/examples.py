@@ -159,8 +159,8 @@ def run_config(**changes) -> ml_collections.ConfigDict:
       'train.row_multiple': 16,
       'warm_start.steps': 20,
       'eval.prompts': 16,
-      'eval.samples': 2,
-      'eval.batch': 16,
+      'eval.samples': 4,  # As in a round: one program samples for both.
+      'eval.batch': 8,
       'eval.every': 2,
       'checkpoint.every': 1,
       'policies.llama.model.num_layers': 1,

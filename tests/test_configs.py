@@ -163,6 +163,7 @@ def small(module, folder):
   for policy in config.policies.values():
     policy.model.num_layers = 1
   config.train.rounds = ROUNDS
+  config.warm_start.steps = 0
   config.reward.weights.format = 1.0  # Something to gain, however little.
   config.cache_dir = os.fspath(folder / 'cache')
   return config
