@@ -25,6 +25,8 @@ from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax import inspection
 from mrl_jax import texts
+from mrl_jax.see import ledger
+from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 
 _ROUNDS = flags.DEFINE_integer(
@@ -91,8 +93,8 @@ def show(folder: str, console: console_lib.Console) -> None:
   if chosen:
     _say(
       console,
-      f'{inspection.SPACE} is a space, {inspection.END} the end of sequence, '
-      f'{inspection.CONTROL} a token without bytes;\n'
+      f'{sides.SPACE} is a space, {sides.END} the end of sequence, '
+      f'{sides.CONTROL} a token without bytes;\n'
       'log-probabilities are in nats.',
     )
   path = _FIGURE.value or os.path.join(folder, 'exchange.png')
@@ -160,7 +162,7 @@ def show_fates(
   reasons = found.summary.refusals if found.summary else {}
   for pair, kinds in (pairs or {}).items():
     for kind, counts in kinds.items():
-      fates = _counts(inspection.befell(counts))
+      fates = _counts(ledger.befell(counts))
       rows.append((pair, kind, f'{counts.get("published", 0):,}', fates))
     if pair in reasons:
       rows.append((pair, 'refused as', '', _counts(reasons[pair])))
@@ -227,7 +229,7 @@ def show_rollout(
     f'{header.sample}: {rollout.verdict}, reward {rollout.reward:g}',
   )
   if one.residual.refused:
-    tokens = inspection.visible(rollout, rollout.byte_lengths)
+    tokens = sides.visible(rollout, rollout.byte_lengths)
     more = f' and {len(tokens) - _MOST:,} more' if len(tokens) > _MOST else ''
     _say(console, f'  refused as {", ".join(one.residual.refused)}:')
     _say(console, f'  {" ".join(tokens[:_MOST])}{more}')
@@ -288,7 +290,7 @@ def _bars(found) -> tuple[list[tuple[str, dict[str, int]]], str]:
   for pair, kinds in pairs.items():
     name = ' → '.join(map(_short, pair.split('->')))
     for kind, counts in kinds.items():
-      counts = inspection.befell(counts) or counts
+      counts = ledger.befell(counts) or counts
       counts = {fate: counts[fate] for fate in _FATES if fate in counts}
       text = _short(f'{name}, {kind}: {_counts(counts)}', 100)
       bars.append((text, counts))

@@ -21,21 +21,13 @@ import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import records
-from mrl_jax import texts
 from mrl_jax.see import journal as journal_lib
+from mrl_jax.see import ledger
 from mrl_jax.see import wire
-from mrl_jax.thl import align
 from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 from mrl_jax.training import metrics
-
-SPACE, END, CONTROL = '␣', '∎', '∅'  # How `visible` writes them.
-
-# In a text, these would be taken for what they mark.
-_LITERALS = {c: f'\\u{ord(c):04x}' for c in SPACE + END + CONTROL}
-_LITERALS = str.maketrans({'\\': '\\\\', **_LITERALS})
-
-Pairs = dict[str, dict[str, dict[str, int]]]  # 'sender->receiver', kind, fate.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,14 +72,14 @@ class Row(msgspec.Struct, kw_only=True):
   round: int
   policy: str
   peer_rows: int = 0
-  exchange: Pairs = {}  # By sender.
+  exchange: ledger.Pairs = {}  # By sender.
 
 
 class Summary(msgspec.Struct, kw_only=True):
   """The part of `summary.json` that is about the exchange."""
 
-  exchange: Pairs = {}
-  sent: Pairs = {}
+  exchange: ledger.Pairs = {}
+  sent: ledger.Pairs = {}
   refusals: dict[str, dict[str, int]] = {}
 
 
@@ -109,22 +101,13 @@ class Exchange:
   limits: transfer.Limits | None
   problems: Sequence[str]
 
-  def fates(self) -> Pairs | None:
+  def fates(self) -> ledger.Pairs | None:
     """What became of the records of each pair; None if nothing tells."""
     if self.summary:
       return {**self.summary.exchange, **self.summary.sent}
     if not self.rows:
       return None
-    pairs = {}
-    for row in self.rows:
-      for sender, kinds in row.exchange.items():
-        pair = pairs.setdefault(f'{sender}->{row.policy}', {})
-        for kind, counts in kinds.items():
-          pair.setdefault(kind, collections.Counter()).update(counts)
-    for pair in pairs.values():
-      for counts in pair.values():
-        counts['waiting'] = counts['published'] - sum(befell(counts).values())
-    return pairs
+    return ledger.summed((row.policy, row.exchange) for row in self.rows)
 
   def unlearned(self) -> dict[str, dict[int, float]]:
     """The share of peers' rollouts that a policy did not learn from.
@@ -134,17 +117,11 @@ class Exchange:
     shares = {}
     for row in self.rows:
       counts = [kinds.get('rollout', {}) for kinds in row.exchange.values()]
-      settled = sum(sum(befell(c).values()) for c in counts)
+      settled = sum(sum(ledger.befell(c).values()) for c in counts)
       if settled:
         share = 1 - row.peer_rows / settled
         shares.setdefault(row.policy, {})[row.round] = share
     return shares
-
-
-def befell(counts: Mapping[str, int]) -> dict[str, int]:
-  """The fates in a ledger's counts, without those of no record."""
-  others = ('published', 'bytes')
-  return {fate: n for fate, n in counts.items() if n and fate not in others}
 
 
 def read(folder: str, newest: int, only: int | None = None) -> Exchange:
@@ -347,46 +324,17 @@ def chunks(
   limits: transfer.Limits,
 ) -> list[Chunk]:
   """A rollout that is not refused, in the tokens of both sides."""
-  moved = transfer.transfer(rollout, receiver, limits, transfer.Residual())
-  lengths = rollout.byte_lengths, receiver.byte_length_V[moved.ids]
-  if rollout.header.tokenizer == receiver.fingerprint:
-    places = moved.chunk, moved.chunk
-  else:
-    places = align.chunks(*(_with_end(n, rollout.finish) for n in lengths))
-  logps = rollout.policy_logp, moved.behaviour_logp
-  whole = visible(rollout, [n.sum() for n in _cut(lengths[0], places[0])])
-  sent, carried = (
-    _cut(visible(rollout, n), place)
-    for n, place in zip(lengths, places, strict=True)
-  )
-  sent_logp, carried_logp = (
-    [float(part.sum()) for part in _cut(logp, place)]
-    for logp, place in zip(logps, places, strict=True)
-  )
-  return list(map(Chunk, whole, sent, carried, sent_logp, carried_logp))
-
-
-def _with_end(lengths, finish):
-  """As in `transfer`: the ends of both sides are aligned with each other."""
-  return np.append(lengths[:-1], 1) if finish == 'stop' else lengths
+  sent, carried = sides.sides(rollout, receiver, limits)
+  lengths = [part.sum() for part in _cut(sent.lengths, sent.chunk)]
+  tokens = [_cut(one.tokens, one.chunk) for one in (sent, carried)]
+  logps = [
+    [float(part.sum()) for part in _cut(one.logp, one.chunk)]
+    for one in (sent, carried)
+  ]
+  return list(map(Chunk, sides.visible(rollout, lengths), *tokens, *logps))
 
 
 def _cut(values, place) -> list:
   """Cuts where `place` goes on."""
   edges = [0, *np.flatnonzero(np.diff(place)) + 1, len(place)]
   return [values[start:end] for start, end in itertools.pairwise(edges)]
-
-
-def visible(rollout: records.Rollout, lengths: Sequence[int]) -> list[str]:
-  """Tokens of these numbers of bytes, each written in one way only.
-
-  There is no space in any of them, so that spaces can stand between them.
-  """
-  tokens = []
-  for start, end in itertools.pairwise([0, *np.cumsum(lengths)]):
-    text = rollout.payload[start:end].decode('utf-8', 'surrogateescape')
-    shown = texts.printable(text.translate(_LITERALS)).replace(' ', SPACE)
-    tokens.append(shown or CONTROL)
-  if rollout.finish == 'stop':
-    tokens[-1] = END
-  return tokens

@@ -10,8 +10,10 @@ from configs import base
 from mrl_jax import architecture
 from mrl_jax import records
 from mrl_jax.data import vocabulary
+from mrl_jax.mwra import cost
 from mrl_jax.sharing import lesson
 from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 
 TEXTS = (
@@ -49,6 +51,20 @@ def model(**changes) -> architecture.ModelConfig:
   return architecture.ModelConfig(
     **{**SIZES, 'tie_embeddings': False, 'norm_eps': 1e-5, **changes}
   )
+
+
+def round_shape(**changes) -> cost.RoundShape:
+  """What a policy does in a small round."""
+  fields = {
+    'rows': 32,
+    'samples': 1,
+    'sampled_prompts': 32,
+    'prompt_tokens': 8,
+    'response_tokens': 8,
+    'micro_rows': 32,
+    'logit_chunk': 64,
+  }
+  return cost.RoundShape(**{**fields, **changes})
 
 
 def header(**changes) -> records.Header:
@@ -146,6 +162,24 @@ def group(rewards, **fields) -> list[records.Rollout]:
     rollout(reward=reward, sample=g, **fields)
     for g, reward in enumerate(rewards)
   ]
+
+
+def read_back(shown):
+  """The bytes of what `sides.visible` wrote."""
+  if shown == sides.CONTROL:
+    return b''
+  out, rest = b'', shown.replace(sides.SPACE, ' ')
+  while rest:
+    width = {'x': 4, 'u': 6, 'U': 10}.get(rest[1:2], 2)
+    width = width if rest[0] == '\\' else 1
+    part, rest = rest[:width], rest[width:]
+    if width == 4:
+      out += bytes([int(part[2:], 16)])
+    elif part[0] == '\\':
+      out += part.encode().decode('unicode_escape').encode()
+    else:
+      out += part.encode()
+  return out
 
 
 def run_config(**changes) -> ml_collections.ConfigDict:

@@ -2,8 +2,6 @@ import json
 import os
 
 from array_record.python import array_record_module
-import hypothesis
-from hypothesis import strategies as st
 import msgspec
 import numpy as np
 import pytest
@@ -200,10 +198,14 @@ def test_chunks_lie_between_common_boundaries_and_keep_sums(
   if finish == 'stop':
     assert chunks[-1][:3] == ('∎', ['∎'], ['∎'])
     texts.pop()
-  assert b''.join(map(read_back, texts)) == payload
+  assert b''.join(map(examples.read_back, texts)) == payload
   for c in chunks[: len(texts)]:
-    assert read_back(c.text) == b''.join(map(read_back, c.sent))
-    assert read_back(c.text) == b''.join(map(read_back, c.carried))
+    assert examples.read_back(c.text) == b''.join(
+      map(examples.read_back, c.sent)
+    )
+    assert examples.read_back(c.text) == b''.join(
+      map(examples.read_back, c.carried)
+    )
   for c in chunks:
     assert c.sent_logp == pytest.approx(c.carried_logp, abs=1e-5)
   total = rollout.policy_logp.sum(dtype=float)
@@ -229,34 +231,6 @@ def test_between_equal_tokenizers_every_token_is_a_chunk():
   assert [c[:3] for c in chunks[-2:]] == [('∅', ['∅'], ['∅']),
                                           ('∎', ['∎'], ['∎'])]  # fmt: skip
   assert [c.carried_logp for c in chunks] == [*rollout.policy_logp]
-
-
-def read_back(shown):
-  """The bytes of what `visible` wrote."""
-  if shown == inspection.CONTROL:
-    return b''
-  out, rest = b'', shown.replace(inspection.SPACE, ' ')
-  while rest:
-    width = {'x': 4, 'u': 6, 'U': 10}.get(rest[1:2], 2)
-    width = width if rest[0] == '\\' else 1
-    part, rest = rest[:width], rest[width:]
-    if width == 4:
-      out += bytes([int(part[2:], 16)])
-    elif part[0] == '\\':
-      out += part.encode().decode('unicode_escape').encode()
-    else:
-      out += part.encode()
-  return out
-
-
-@hypothesis.given(st.lists(st.binary() | st.text().map(str.encode), min_size=1))
-@hypothesis.example(tokens=[b'\x1b[31m', b'\xe2', b'\x89\x88', b' \\x20', b''])
-@hypothesis.example(tokens=['␣∎∅\u202e\u0301\x85'.encode(), b'\x85', b'\r\n'])
-def test_tokens_are_shown_in_one_way_and_without_control(tokens):
-  rollout = examples.rollout(b''.join(tokens), finish='length')
-  shown = inspection.visible(rollout, [len(t) for t in tokens])
-  assert [read_back(text) for text in shown] == tokens
-  assert all(text.isprintable() and ' ' not in text for text in shown)
 
 
 def test_what_is_damaged_is_told_and_the_rest_is_there(tmp_path):

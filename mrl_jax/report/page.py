@@ -10,6 +10,7 @@ from mrl_jax.report import charts
 from mrl_jax.report import drawing
 from mrl_jax.report import html
 from mrl_jax.report import run as run_lib
+from mrl_jax.see import ledger
 
 FILE = 'report.html'
 
@@ -56,7 +57,7 @@ def render(run: run_lib.Run) -> str:
     round_seconds=round_seconds(run),
     phases=stack(run.phases(), charts.PHASES),
     fates=[
-      (pair, kind, counts, stack(run_lib.befell(counts), charts.FATES))
+      (pair, kind, counts, stack(ledger.befell(counts), charts.FATES))
       for pair, kinds in run.fates().items()
       for kind, counts in kinds.items()
     ],

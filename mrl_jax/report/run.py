@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from mrl_jax import checks
+from mrl_jax.see import ledger
 from mrl_jax.thl import transfer
 from mrl_jax.training import metrics
 
@@ -35,7 +36,6 @@ _DIGITS = 18  # Of a sound integer, at most.
 
 Number = float | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Pairs = dict[str, dict[str, dict[str, int]]]  # 'sender->receiver', kind, fate.
 Residuals = dict[str, transfer.Residual]
 
 
@@ -83,7 +83,6 @@ class Row(msgspec.Struct, kw_only=True):
   own: Ratios = msgspec.field(default_factory=Ratios)
   peer: Ratios = msgspec.field(default_factory=Ratios)
   mismatch: Ratios = msgspec.field(default_factory=Ratios)
-  peer_records: Number = None
   peer_rows: Number = None
   rescue_rate: Number = None
   rescued_by: dict[str, float] = {}
@@ -91,7 +90,7 @@ class Row(msgspec.Struct, kw_only=True):
   admitted: Number = None
   capability: dict[str, float] = {}
   refused: dict[str, Count] = {}
-  exchange: Pairs = {}  # By sender.
+  exchange: ledger.Pairs = {}  # By sender.
   residuals: Residuals = {}  # By sender.
   heldout_accuracy: dict[str, float] = {}
   timing: Timing = msgspec.field(default_factory=Timing)
@@ -167,8 +166,8 @@ class Summary(msgspec.Struct, kw_only=True):
   rounds: Count
   timing: OfRun = msgspec.field(default_factory=OfRun)
   policies: dict[str, OfPolicy] = {}
-  exchange: Pairs = {}
-  sent: Pairs = {}
+  exchange: ledger.Pairs = {}
+  sent: ledger.Pairs = {}
   refusals: dict[str, dict[str, Count]] = {}
   messages_refused: dict[str, Count] = {}
   residuals: Residuals = {}
@@ -279,23 +278,11 @@ class Run:
       totals = {'start': max(self.seconds - sum(totals.values()), 0), **totals}
     return totals
 
-  def fates(self) -> Pairs:
+  def fates(self) -> ledger.Pairs:
     """What became of the records of each pair, by kind."""
     if self.summary:
       return {**self.summary.exchange, **self.summary.sent}
-    pairs = {}
-    for receiver, row in self._all_rows():
-      for sender, kinds in row.exchange.items():
-        of_pair = pairs.setdefault(f'{sender}->{receiver}', {})
-        for kind, counts in kinds.items():
-          of_kind = of_pair.setdefault(kind, {})
-          for fate, n in counts.items():
-            of_kind[fate] = of_kind.get(fate, 0) + n
-    for of_pair in pairs.values():
-      for counts in of_pair.values():
-        settled = sum(befell(counts).values())
-        counts['waiting'] = counts.get('published', 0) - settled
-    return pairs
+    return ledger.summed((name, row.exchange) for name, row in self._all_rows())
 
   def residuals(self) -> Residuals:
     """Of each direction."""
@@ -341,12 +328,6 @@ class Run:
 
   def _all_rows(self):
     return [(name, row) for name, rows in self.rows.items() for row in rows]
-
-
-def befell(counts: Mapping[str, int]) -> dict[str, int]:
-  """The fates among the counts of a ledger."""
-  others = ('published', 'bytes')
-  return {fate: n for fate, n in counts.items() if n and fate not in others}
 
 
 def read(folder: str) -> Run:

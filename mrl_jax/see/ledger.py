@@ -1,7 +1,7 @@
 """The books of the exchange: nothing is dropped without being counted."""
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import threading
 
 RECEIVED = ('used', 'stale', 'refused', 'duplicate', 'evicted')
@@ -105,3 +105,30 @@ class Ledger:
       for rows in counts
     )
     self.waited = collections.Counter(waited)
+
+
+Pairs = dict[str, dict[str, dict[str, int]]]  # 'sender->receiver', kind, fate.
+
+
+def befell(counts: Mapping[str, int]) -> dict[str, int]:
+  """The fates in a ledger's counts, without those of no record."""
+  others = ('published', 'bytes')
+  return {fate: n for fate, n in counts.items() if n and fate not in others}
+
+
+def summed(told: Iterable[tuple[str, Mapping]]) -> Pairs:
+  """What became of the records of each pair, by what receivers were told.
+
+  Args:
+    told: receivers, each with what its `since_last` returned.
+  """
+  pairs = {}
+  for receiver, by_sender in told:
+    for sender, kinds in by_sender.items():
+      pair = pairs.setdefault(f'{sender}->{receiver}', {})
+      for kind, counts in kinds.items():
+        pair.setdefault(kind, collections.Counter()).update(counts)
+  for pair in pairs.values():
+    for counts in pair.values():
+      counts['waiting'] = counts['published'] - sum(befell(counts).values())
+  return pairs

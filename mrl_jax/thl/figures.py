@@ -1,12 +1,11 @@
 """Figures of what THL does to rollouts.
 
-sent, carried = figures.sides(rollout, receiver, limits)
+sent, carried = sides.sides(rollout, receiver, limits)
 figures.alignment(sent, carried, names=('llama', 'gemma'))
 figures.residual({'llama to gemma': residuals})
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 import functools
 import itertools
 from typing import NamedTuple
@@ -17,11 +16,8 @@ from matplotlib import font_manager
 from matplotlib import patches
 import numpy as np
 
-from mrl_jax import checks
-from mrl_jax import records
 from mrl_jax import texts
-from mrl_jax.thl import align
-from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 
 # Colours that the colour-blind tell apart, of Okabe and Ito: lighter ones that
@@ -34,7 +30,6 @@ _KINDS = {
 }
 _COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7')
 _DASHES = ('-', '--', '-.', ':')
-_SPACE, _END, _CONTROL = '␣', '∎', '∅'
 _LINE = 16  # Bytes.
 _MOST = 8  # Lines.
 _PITCH, _BAND = 3.4, 0.6  # From line to line, between the sides; a box has 1.
@@ -43,73 +38,7 @@ _FONT, _ADVANCE = 'DejaVu Sans Mono', 0.602  # Of matplotlib; width over size.
 _LEAST = 6.0  # Points.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Side:
-  """A rollout in the tokens of one side.
-
-  Attributes:
-    tokens: what each token writes, fit to be shown.
-    lengths: i32 [n], bytes of each. End-of-sequence has one, as in `transfer`;
-      other control tokens have none.
-    logp: f32 [n], log-probabilities (nats).
-    chunk: i32 [n], the common-boundary chunk of each.
-  """
-
-  tokens: Sequence[str]
-  lengths: np.ndarray
-  logp: np.ndarray
-  chunk: np.ndarray
-
-
-def sides(
-  rollout: records.Rollout,
-  receiver: byte_tokenizer.ByteTokenizer,
-  limits: transfer.Limits,
-) -> tuple[Side, Side]:
-  """A rollout as it was sampled, and as `transfer.transfer` carries it.
-
-  Raises:
-    InputError: it is refused; the message says why.
-  """
-  residual = transfer.Residual()
-  moved = transfer.transfer(rollout, receiver, limits, residual)
-  checks.require(
-    moved is not None, f'the rollout is refused: {", ".join(residual.refused)}'
-  )
-  from_lengths = rollout.byte_lengths.copy()
-  to_lengths = receiver.byte_length_V[moved.ids]
-  if rollout.finish == 'stop':
-    from_lengths[-1] = to_lengths[-1] = 1
-  if rollout.header.tokenizer == receiver.fingerprint:
-    chunk = moved.chunk
-  else:
-    chunk, _ = align.chunks(from_lengths, to_lengths)
-  sent = Side(
-    tokens=_written(rollout, from_lengths),
-    lengths=from_lengths,
-    logp=rollout.policy_logp,
-    chunk=chunk,
-  )
-  carried = Side(
-    tokens=_written(rollout, to_lengths),
-    lengths=to_lengths,
-    logp=moved.behaviour_logp,
-    chunk=moved.chunk,
-  )
-  return sent, carried
-
-
-def _written(rollout, lengths) -> list[str]:
-  tokens = []
-  for start, end in itertools.pairwise([0, *np.cumsum(lengths)]):
-    text = rollout.payload[start:end].decode('utf-8', 'surrogateescape')
-    tokens.append(texts.printable(text).replace(' ', _SPACE) or _CONTROL)
-  if rollout.finish == 'stop':
-    tokens[-1] = _END
-  return tokens
-
-
-def kinds(sent: Side, carried: Side) -> list[str]:
+def kinds(sent: sides.Side, carried: sides.Side) -> list[str]:
   """By how many tokens of the two each chunk has, as in `transfer.Residual`."""
   names = {(1, 1): '1:1', (1, 2): '1:n', (2, 1): 'n:1', (2, 2): 'n:m'}
   counts = (np.bincount(side.chunk).clip(max=2) for side in (sent, carried))
@@ -117,7 +46,7 @@ def kinds(sent: Side, carried: Side) -> list[str]:
 
 
 def alignment(
-  sent: Side, carried: Side, names: tuple[str, str]
+  sent: sides.Side, carried: sides.Side, names: tuple[str, str]
 ) -> figure_lib.Figure:
   """A rollout in the tokens of both sides, over the bytes that they share.
 

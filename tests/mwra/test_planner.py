@@ -10,9 +10,8 @@ from mrl_jax.mwra import cost
 from mrl_jax.mwra import planner
 from tests import examples
 
-SHAPE = cost.RoundShape(
+SHAPE = examples.round_shape(
   rows=64,
-  samples=1,
   sampled_prompts=64,
   prompt_tokens=16,
   response_tokens=16,

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from mrl_jax import checks
 from mrl_jax.thl import figures
+from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 from tests import examples
 
@@ -21,7 +21,7 @@ def side(tokens, chunk, logp=None):
   """Tokens of which each has as many bytes as letters."""
   if logp is None:
     logp = -np.arange(1, len(tokens) + 1) / 8
-  return figures.Side(
+  return sides.Side(
     tokens=tokens,
     lengths=np.array([len(t) for t in tokens], np.int32),
     logp=np.array(logp, np.float32),
@@ -45,59 +45,13 @@ def residuals(texts, receiver=SENTENCEPIECE, limits=LIMITS):
   return found
 
 
-def test_both_sides_write_the_same_bytes():
-  rollout = examples.rollout(TEXT, encoder=BYTE_LEVEL)
-  sent, carried = figures.sides(rollout, SENTENCEPIECE, LIMITS)
-  for one, ids, encoder in (
-    (sent, rollout.ids, BYTE_LEVEL),
-    (carried, SENTENCEPIECE.encode(TEXT), SENTENCEPIECE),
-  ):
-    pieces = [encoder.token_bytes[i].decode() for i in ids]
-    shown = [p.replace(' ', '␣').replace('\n', '\\n') for p in pieces if p]
-    assert one.tokens == [*shown, '∎']
-    assert one.lengths.tolist() == [*map(len, filter(None, pieces)), 1]
-  for chunk in range(sent.chunk[-1] + 1):
-    texts = [
-      ''.join(np.array(one.tokens)[one.chunk == chunk])
-      for one in (sent, carried)
-    ]
-    assert texts[0] == texts[1]
-  sums = [np.bincount(one.chunk, one.logp) for one in (sent, carried)]
-  np.testing.assert_allclose(*sums, rtol=1e-6)
-  np.testing.assert_array_equal(sent.logp, rollout.policy_logp)
-  # The rollout is as it was.
-  assert rollout.byte_lengths[-1] == 0
-
-
-def test_tokens_of_untrusted_bytes_are_fit_to_be_shown():
-  rollout = examples.rollout('é\u202e\x1b'.encode(), finish='length')
-  sent, _ = figures.sides(rollout, SENTENCEPIECE, LIMITS)
-  assert sent.tokens == ['\\xc3', '\\xa9', '\\xe2', '\\x80', '\\xae', '\\x1b']
-  assert sent.lengths.sum() == len(rollout.payload)
-
-
-def test_equal_tokenizers_have_a_chunk_for_each_token():
-  rollout = examples.rollout(TEXT, encoder=BYTE_LEVEL)
-  sent, carried = figures.sides(rollout, BYTE_LEVEL, LIMITS)
-  assert sent.tokens == carried.tokens
-  np.testing.assert_array_equal(sent.chunk, np.arange(len(rollout.ids)))
-  np.testing.assert_array_equal(carried.logp, rollout.policy_logp)
-  assert set(figures.kinds(sent, carried)) == {'1:1'}
-
-
-def test_a_refused_rollout_has_no_sides():
-  rollout = examples.rollout(TEXT, encoder=BYTE_LEVEL)
-  with pytest.raises(checks.InputError, match='refused: too_long'):
-    figures.sides(rollout, SENTENCEPIECE, transfer.Limits(max_tokens=2))
-
-
 def test_kinds_are_those_that_a_residual_counts():
   assert figures.kinds(SENT, CARRIED) == ['n:m', '1:n', '1:1']
   assert figures.kinds(CARRIED, SENT) == ['n:m', 'n:1', '1:1']
   for text in examples.TEXTS:
     (one,) = residuals([text.encode()])
     rollout = examples.rollout(text.encode(), encoder=BYTE_LEVEL)
-    found = figures.kinds(*figures.sides(rollout, SENTENCEPIECE, LIMITS))
+    found = figures.kinds(*sides.sides(rollout, SENTENCEPIECE, LIMITS))
     assert one.chunks == {k: found.count(k) for k in one.chunks}
     assert sum(one.chunks.values()) == len(found)
 
@@ -192,7 +146,7 @@ def test_a_control_token_is_marked_where_it_was_sampled():
             'policy_logp': -1.0, 'mask': True}  # fmt: skip
   changed = {k: np.insert(getattr(rollout, k), 1, v) for k, v in values.items()}
   rollout = msgspec.structs.replace(rollout, **changed)
-  sent, carried = figures.sides(rollout, SENTENCEPIECE, LIMITS)
+  sent, carried = sides.sides(rollout, SENTENCEPIECE, LIMITS)
   assert sent.tokens[1] == '∅'
   figure = figures.alignment(sent, carried, ('a', 'b'))
   marks = [line for line in figure.axes[0].lines if line.get_marker() == 'v']
@@ -288,7 +242,7 @@ def test_directions_are_drawn_as_their_numbers_are():
 @pytest.mark.parametrize('text', examples.TEXTS)
 def test_an_alignment_is_legible(text):
   rollout = examples.rollout(text.encode(), encoder=BYTE_LEVEL)
-  sent, carried = figures.sides(rollout, SENTENCEPIECE, LIMITS)
+  sent, carried = sides.sides(rollout, SENTENCEPIECE, LIMITS)
   figure = figures.alignment(sent, carried, ('byte-level', 'SentencePiece'))
   figure.draw_without_rendering()
   (axes,) = figure.axes

@@ -2,20 +2,9 @@ import types
 
 import pytest
 
-from mrl_jax.mwra import cost
 from mrl_jax.mwra import planner
 from mrl_jax.training import overview
 from tests import examples
-
-SHAPE = cost.RoundShape(
-  rows=32,
-  samples=1,
-  sampled_prompts=32,
-  prompt_tokens=8,
-  response_tokens=8,
-  micro_rows=32,
-  logit_chunk=64,
-)
 
 
 @pytest.fixture
@@ -28,7 +17,11 @@ def job():
   return types.SimpleNamespace(
     config=config,
     plan=planner.plan(
-      models, dict.fromkeys(models, SHAPE), 8, divides=32, tensor=2
+      models,
+      dict.fromkeys(models, examples.round_shape()),
+      8,
+      divides=32,
+      tensor=2,
     ),
     inputs=types.SimpleNamespace(skipped=3),
   )
