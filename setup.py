@@ -10,7 +10,7 @@ setuptools.setup(
   description='Mutual reinforcement learning of different language models',
   license='Apache-2.0',
   packages=setuptools.find_packages(include=['mrl_jax', 'mrl_jax.*']),
-  package_data={'mrl_jax.report': ['*.html', '*.css']},
+  package_data={'mrl_jax.analysis.report': ['*.html', '*.css']},
   python_requires='>=3.11',
   install_requires=[
     'absl-py',

@@ -52,8 +52,8 @@ def _temporary(chunk) -> dict[str, int]:
 
   from mrl_jax import config
   from mrl_jax.models import decoder
-  from mrl_jax.training import objectives
-  from mrl_jax.training import update
+  from mrl_jax.update import objectives
+  from mrl_jax.update import update
 
   model = _model()
   mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), config.MESH_AXES)
@@ -93,7 +93,7 @@ def _rows():
   import jax
   import jax.numpy as jnp
 
-  from mrl_jax.training import update
+  from mrl_jax.update import update
 
   def shape(length, dtype=jnp.float32):
     return jax.ShapeDtypeStruct((1, _ROWS.value, length), dtype)

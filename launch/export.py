@@ -35,7 +35,7 @@ def main(argv):
   import jax
 
   from mrl_jax import checks
-  from mrl_jax import export
+  from mrl_jax.training import export
 
   if len(argv) > 1:
     sys.exit(f'not a flag: {argv[1]!r}')

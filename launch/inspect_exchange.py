@@ -23,10 +23,10 @@ from rich import table as table_lib
 
 from mrl_jax import checks
 from mrl_jax import files
-from mrl_jax import inspection
 from mrl_jax import texts
+from mrl_jax.analysis import alignment as sides
+from mrl_jax.analysis import exchange as inspection
 from mrl_jax.see import ledger
-from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 
 _ROUNDS = flags.DEFINE_integer(

@@ -14,8 +14,8 @@ from absl import flags
 
 from mrl_jax import checks
 from mrl_jax import texts
-from mrl_jax.report import comparison
-from mrl_jax.report import page
+from mrl_jax.analysis.report import comparison
+from mrl_jax.analysis.report import page
 
 _OUT = flags.DEFINE_string(
   'out', 'comparison.html', 'Where to write the page of several runs.'

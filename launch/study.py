@@ -32,7 +32,7 @@ from rich import console as console_lib
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
-from mrl_jax import study
+from mrl_jax.analysis import study
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, os.fspath(ROOT))  # Config files are not installed.
@@ -297,7 +297,9 @@ def _say(console: console_lib.Console, text: str) -> None:
 
 def conduct(argv: Sequence[str], console: console_lib.Console) -> bool:
   """Runs what is to be run, and reports; returns whether nothing is missing."""
-  from launch import study_report  # It takes a moment, as matplotlib does.
+  from mrl_jax.analysis import (
+    study_report,  # It takes a moment, as matplotlib does.
+  )
 
   checks.require(bool(_OUT.value), 'name the folder of the study with --out')
   out = _OUT.value

@@ -30,8 +30,8 @@ from mrl_jax.sharing import prp
 from mrl_jax.sharing import select
 from mrl_jax.sharing import sgt
 from mrl_jax.sharing import xgrpo
-from mrl_jax.training import objectives
-from mrl_jax.training import update
+from mrl_jax.update import objectives
+from mrl_jax.update import update
 
 
 class Parts(NamedTuple):

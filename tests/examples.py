@@ -9,11 +9,11 @@ import numpy as np
 from configs import base
 from mrl_jax import architecture
 from mrl_jax import records
+from mrl_jax.analysis import alignment as sides
 from mrl_jax.data import vocabulary
 from mrl_jax.mwra import cost
 from mrl_jax.sharing import lesson
 from mrl_jax.thl import byte_tokenizer
-from mrl_jax.thl import sides
 from mrl_jax.thl import transfer
 
 TEXTS = (

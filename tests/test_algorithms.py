@@ -12,7 +12,7 @@ from mrl_jax import checks
 from mrl_jax.sharing import publish
 from mrl_jax.sharing import xgrpo
 from mrl_jax.thl import transfer
-from mrl_jax.training import batch
+from mrl_jax.training import packing as batch
 from tests import examples
 
 OWN = examples.tokenizer('byte_level')

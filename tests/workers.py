@@ -10,7 +10,7 @@ import optax
 from mrl_jax import algorithms
 from mrl_jax import config
 from mrl_jax.data import prompts
-from mrl_jax.training import batch
+from mrl_jax.training import packing as batch
 from mrl_jax.training import worker as worker_lib
 from tests import examples
 

@@ -27,13 +27,13 @@ from mrl_jax.rewards import functions
 from mrl_jax.see import exchange
 from mrl_jax.see import node as node_lib
 from mrl_jax.thl import transfer
-from mrl_jax.training import batch
 from mrl_jax.training import inputs
-from mrl_jax.training import optimizer
+from mrl_jax.training import packing as batch
 from mrl_jax.training import peers
 from mrl_jax.training import pretrained
 from mrl_jax.training import stopwatch
 from mrl_jax.training import worker as worker_lib
+from mrl_jax.update import optimizer
 
 _CONFIG, _CACHE, _JOURNALS = 'config.json', 'cache', 'see'
 # Beside the keys of the config, a digest of what was read and, by policy, the

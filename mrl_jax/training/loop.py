@@ -15,24 +15,24 @@ import numpy as np
 from rich import console as console_lib
 
 from mrl_jax import config as config_lib
-from mrl_jax import evaluation
 from mrl_jax import files
-from mrl_jax.report import page
+from mrl_jax.analysis.report import page
 from mrl_jax.see import ledger as ledger_lib
 from mrl_jax.sharing import capability
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.sharing import publish
-from mrl_jax.training import checkpoint
 from mrl_jax.training import display
+from mrl_jax.training import dynamic_sampling as refill
+from mrl_jax.training import evaluation
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
 from mrl_jax.training import overview as overview_lib
 from mrl_jax.training import pretrained
 from mrl_jax.training import progress as progress_lib
-from mrl_jax.training import refill
 from mrl_jax.training import statistics
 from mrl_jax.training import warm_start
 from mrl_jax.training import worker as worker_lib
+from mrl_jax.update import checkpoint
 
 _SAMPLE, _EVALUATE, _REFILL = range(3)  # Streams of a policy's random key.
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from mrl_jax.thl import transfer
-from mrl_jax.training import checkpoint
 from mrl_jax.training import job as job_lib
+from mrl_jax.update import checkpoint
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -17,13 +17,13 @@ from mrl_jax import hugging_face
 from mrl_jax import records
 from mrl_jax.models import hf_weights
 from mrl_jax.sharing import lesson
-from mrl_jax.training import checkpoint
 from mrl_jax.training import display
-from mrl_jax.training import objectives
-from mrl_jax.training import optimizer as optimizer_lib
-from mrl_jax.training import state as state_lib
-from mrl_jax.training import update
 from mrl_jax.training import worker as worker_lib
+from mrl_jax.update import checkpoint
+from mrl_jax.update import objectives
+from mrl_jax.update import optimizer as optimizer_lib
+from mrl_jax.update import state as state_lib
+from mrl_jax.update import update
 
 
 def run(

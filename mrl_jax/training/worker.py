@@ -24,9 +24,9 @@ from mrl_jax.sharing import grpo
 from mrl_jax.sharing import lesson as lesson_lib
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
-from mrl_jax.training import batch
-from mrl_jax.training import state as state_lib
-from mrl_jax.training import update
+from mrl_jax.training import packing as batch
+from mrl_jax.update import state as state_lib
+from mrl_jax.update import update
 
 
 class Sampling(NamedTuple):

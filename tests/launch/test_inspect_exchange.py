@@ -12,8 +12,8 @@ import pytest
 from rich import console as console_lib
 
 from launch import inspect_exchange
-from mrl_jax import inspection
 from mrl_jax import records
+from mrl_jax.analysis import exchange as inspection
 from mrl_jax.see import journal
 from mrl_jax.thl import transfer
 from tests import examples

@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 import sys
 
-from tests.report import workdirs
+from tests.analysis.report import workdirs
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -18,9 +18,9 @@ import pytest
 from rich import console as console_lib
 
 from launch import study as command
-from launch import study_report
 from mrl_jax import checks
-from mrl_jax import study
+from mrl_jax.analysis import study
+from mrl_jax.analysis import study_report
 from tests import studies
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -16,16 +16,16 @@ import pytest
 from rich import console as console_lib
 
 from mrl_jax import checks
-from mrl_jax.report import page
+from mrl_jax.analysis.report import page
 from mrl_jax.rewards import functions
 from mrl_jax.rewards import verify
 from mrl_jax.sharing import lesson as lesson_lib
-from mrl_jax.training import checkpoint
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
-from mrl_jax.training import optimizer
 from mrl_jax.training import progress
 from mrl_jax.training import worker as worker_lib
+from mrl_jax.update import checkpoint
+from mrl_jax.update import optimizer
 from tests import examples
 from tests import exchanges
 

@@ -10,7 +10,7 @@ from rich import console as console_lib
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
-from mrl_jax import export
+from mrl_jax.training import export
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from tests import examples

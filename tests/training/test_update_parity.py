@@ -10,7 +10,7 @@ from mrl_jax import algorithms
 from mrl_jax.models import decoder
 from mrl_jax.models import hf_names
 from mrl_jax.models import modules
-from mrl_jax.training import update
+from mrl_jax.update import update
 from tests import examples
 from tests import parity
 from tests.models import test_parity

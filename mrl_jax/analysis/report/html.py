@@ -1,0 +1,81 @@
+"""Pages of templates, in which text from anywhere is nothing but text."""
+
+import itertools
+import json
+import math
+import os
+
+import jinja2
+import markupsafe
+
+from mrl_jax import texts
+from mrl_jax.analysis.report import drawing
+
+_UNKNOWN = '–'
+
+
+def render(template: str, **values) -> str:
+  """A page of this folder's template, with charts whose ids are their own."""
+  names = (f'chart{i}' for i in itertools.count())
+
+  def svg(chart):
+    return markupsafe.Markup(drawing.svg(chart, next(names)))
+
+  page = ENVIRONMENT.get_template(template)
+  return page.render(**values, svg=svg, colors=drawing.COLORS)
+
+
+def _shown(value):
+  """What all that a template writes goes through, before it is escaped."""
+  if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
+    return texts.printable(value)
+  return value
+
+
+def _known(function):
+  """Of numbers; a dash for None and for what is not finite."""
+  return lambda value, *form: (
+    function(value, *form)
+    if value is not None and math.isfinite(value)
+    else _UNKNOWN
+  )
+
+
+def _seconds(value: float) -> str:
+  if value < 60:
+    return f'{value:.3g} s'
+  hours, minutes = divmod(round(value) // 60, 60)
+  if hours:
+    return f'{hours:,} h {minutes} min'
+  return f'{minutes} min {round(value) % 60} s'
+
+
+def _bytes(value: float) -> str:
+  for unit in ('B', 'KiB', 'MiB', 'GiB'):
+    if value < 1000:
+      return f'{value:.3g} {unit}'
+    value /= 1024
+  return f'{value:,.3g} TiB'
+
+
+def _width(share: float) -> str:
+  """Of a bar, in percent of all there is room for."""
+  return f'{100 * min(max(share, 0), 1):.2f}%'
+
+
+ENVIRONMENT = jinja2.Environment(
+  loader=jinja2.FileSystemLoader(os.path.dirname(__file__)),
+  autoescape=True,
+  undefined=jinja2.StrictUndefined,
+  finalize=_shown,
+  trim_blocks=True,
+  lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {
+  'number': _known(lambda value, form=',': format(value, form)),
+  'percent': _known(lambda share, form='.1f': f'{100 * share:{form}}'),
+  'seconds': _known(_seconds),
+  'bytes': _known(_bytes),
+  'width': lambda share: _width(share if math.isfinite(share) else 0.0),
+  'json': lambda value: json.dumps(value, ensure_ascii=False),
+}

@@ -1,0 +1,1 @@
+"""What makes an update of a policy: state, objectives, optimizer, checkpoint."""
