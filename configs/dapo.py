@@ -23,5 +23,7 @@ def get_config():
   config.method.name = 'grpo'
   config.method.dual_clip = 0.0
   config.sample.refills = 2
+  config.reward.functions = ('exact', 'overlong')
+  config.reward.weights = (1.0, 1.0)
   config.reward.overlong_tokens = 3
   return config

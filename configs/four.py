@@ -47,5 +47,4 @@ def get_config():
     head_dim=32,
     warm_start=(*('words/sub',) * 3, 'words/max', 'words/reverse'),
   )
-  config.see.peers = base.peers(config.policies)
   return config

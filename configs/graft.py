@@ -13,7 +13,7 @@ method.graft.success_only, too, 71.8.
 
 To vary: method.graft.floor, method.graft.admission=all (no gate) or random,
 method.which=complementary (unbalanced) or random, method.how=luffy,
-method.peer_advantage=baseline, method.baseline=pooled; see.peers.NAME.journal
+method.peer_advantage=baseline, method.baseline=pooled; policies.NAME.journal
 (a stored peer, to which nothing is given back: method.which=complementary).
 """
 

@@ -42,5 +42,4 @@ def get_config():
   config.policies.qwen.listens_to = ()
   config.policies.llama.listens_to = ('qwen',)
   config.policies.gemma.listens_to = ('qwen',)
-  config.see.peers = base.peers(config.policies)
   return config

@@ -25,6 +25,7 @@ from rich import console as console_lib
 
 from mrl_jax import checks
 from mrl_jax import files
+from mrl_jax.training import display
 
 _JSON = flags.DEFINE_string('json', None, 'A file to write the figures to.')
 _LIBRARIES = ('numpy', 'jax', 'msgspec', 'grpcio', 'tokenizers', 'torch', 'trl')
@@ -45,6 +46,10 @@ def _versions() -> str:
   return ', '.join([platform.platform(), cpus, python, *libraries])
 
 
+def _shown(x: float) -> str:
+  return f'{x:,.0f}' if x >= 100 else f'{x:.3g}'
+
+
 def main(argv):
   if len(argv) != 2:
     sys.exit(f'name a benchmark; known: {", ".join(BENCHMARKS)}')
@@ -54,8 +59,14 @@ def main(argv):
     benchmark = checks.choose(argv[1], BENCHMARKS, 'benchmark')
     machine = _versions()
     console.out(machine, highlight=False)
-    figures = {'machine': machine, argv[1]: benchmark(console)}
+    result = benchmark()
+    about = [f'{_shown(n)} {what}' for what, n in result.about.items()]
+    columns = ['', *next(iter(result.rows.values()))]
+    rows = [[n, *map(_shown, row.values())] for n, row in result.rows.items()]
+    console.out(', '.join(about), highlight=False)
+    console.print(display.table('', columns, rows, left=columns[:1]))
     if _JSON.value:
+      figures = {'machine': machine, argv[1]: result._asdict()}
       files.write(_JSON.value, json.dumps(figures, indent=2) + '\n')
   except (checks.InputError, OSError) as error:
     sys.exit(f'{error}')

@@ -1,12 +1,10 @@
-"""The benchmark of the bandit; see `launch/bench.py`."""
-
-import time
+"""The benchmark of the bandit analysis; see `launch/bench.py`."""
 
 from absl import flags
+import bench_tools
 import numpy as np
-from rich import console as console_lib
-from rich import table as table_lib
 
+from mrl_jax.bandit import closed_form
 from mrl_jax.bandit import methods
 from mrl_jax.bandit import problem as problem_lib
 from mrl_jax.bandit import simulate
@@ -21,50 +19,35 @@ _SAMPLES = flags.DEFINE_integer(
 _BEST_OF = 3
 
 
-def run(console: console_lib.Console) -> dict:
-  """The contextual bandit: samples, and closed forms.
+def run() -> bench_tools.Result:
+  """Times the contextual bandit: simulation and closed forms.
 
   For each method of `methods.METHODS`,
 
-  - 'samples': --groups groups of the learner and of the peer are drawn, and the
-    moments of their gradients taken. The goal is 10 s for a million on two
+  - 'samples': seconds to sample --groups own and peer groups and to estimate
+    the moments of their gradients. The goal is 10 s for a million groups on two
     cores.
-  - 'closed form': the exact moments, best of 3.
+  - 'closed form': milliseconds to compute the exact moments, best of 3.
   """
   rng = np.random.default_rng(0)
+  actions, samples, groups = _ACTIONS.value, _SAMPLES.value, _GROUPS.value
   problem = problem_lib.Problem(
-    pi_K=rng.dirichlet(np.ones(_ACTIONS.value)),
-    mu_K=rng.dirichlet(np.ones(_ACTIONS.value)),
-    reward_K=np.arange(_ACTIONS.value) < _ACTIONS.value // 2,
-    group=_SAMPLES.value,
-    peers=_SAMPLES.value,
+    pi_K=rng.dirichlet(np.ones(actions)),
+    mu_K=rng.dirichlet(np.ones(actions)),
+    reward_K=np.arange(actions) < actions // 2,
+    own_samples=samples,
+    peer_samples=samples,
   )
-  table = table_lib.Table('', 'samples, s', 'closed form, ms')
-  sampled, exact = {}, {}
+  rows = {}
   for name, method in methods.METHODS.items():
-    sampled[name] = _seconds(
-      lambda simulator=method.simulator: simulate.estimate(
-        problem, simulator, _GROUPS.value, rng
-      )
+    sampled = bench_tools.seconds(
+      simulate.estimate, problem, method, groups, rng
     )
-    exact[name] = 1e3 * min(
-      _seconds(lambda of=method.closed_form: of(problem))
+    exact = min(
+      bench_tools.seconds(closed_form.moments, problem, method)
       for _ in range(_BEST_OF)
     )
-    table.add_row(name, f'{sampled[name]:.2f}', f'{exact[name]:.2f}')
-  console.out(
-    f'{_GROUPS.value:,} groups of each method, {_ACTIONS.value} actions, '
-    f'{_SAMPLES.value} own samples and as many of the peer'
-  )
-  console.print(table)
-  return {
-    'groups': _GROUPS.value,
-    'samples_s': sampled,
-    'closed_form_ms': exact,
-  }
-
-
-def _seconds(function) -> float:
-  start = time.perf_counter()
-  function()
-  return time.perf_counter() - start
+    rows[name] = {'samples, s': sampled, 'closed form, ms': 1e3 * exact}
+  about = {'groups of each method': groups, 'actions': actions,
+           'own samples': samples, 'peer samples': samples}  # fmt: skip
+  return bench_tools.Result(about, rows)

@@ -1,98 +1,75 @@
 """The benchmark of the Shared Experience Exchange; see `launch/bench.py`."""
 
 import multiprocessing
-import os
 import socket
 import tempfile
 import time
 
 from absl import flags
+import bench_tools
 import msgspec
 import numpy as np
-from rich import console as console_lib
-from rich import table as table_lib
 
 from mrl_jax import checks
 from mrl_jax import records
-from mrl_jax.see import inbox
+from mrl_jax.see import in_process
+from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal
-from mrl_jax.see import node as node_lib
+from mrl_jax.see import rpc
+from mrl_jax.see import security
 from mrl_jax.see import wire
 
-_ROUNDS = flags.DEFINE_integer('rounds', 20, 'see: rounds.', 1)
-_ROLLOUTS = flags.DEFINE_integer('rollouts', 256, 'see: a round.', 1)
-_RESPONSE = flags.DEFINE_integer(
-  'response', 512, 'see: tokens of a rollout.', 1
-)
+_ROUNDS = flags.DEFINE_integer('rounds', 20, 'see: number of rounds.', 1)
+_ROLLOUTS = flags.DEFINE_integer('rollouts', 256, 'see: rollouts of each.', 1)
+_RESPONSE = flags.DEFINE_integer('response', 512, 'see: tokens of each.', 1)
 _BEST_OF = 3
+_KINDS = ('rollout',)
+_LIMITS = inbox_lib.Limits(
+  records=2**20, bytes=2**32, max_staleness=0, block_s=60.0, wait_s=60.0
+)
 
 
-def run(console: console_lib.Console) -> dict:
-  """The Shared Experience Exchange, on each of its transports.
+def run() -> bench_tools.Result:
+  """Times the Shared Experience Exchange on each of its transports.
 
   Policy a publishes --rounds rounds of --rollouts rollouts with --response
-  tokens each, and policy b collects them, round by round. Timed is the whole
-  way: checks, encoding, queues, disk or network, decoding, sorting.
+  tokens each, and policy b collects them, round by round. The time includes
+  checks, encoding, queues, disk or network, decoding and sorting; it is the
+  best of 3.
 
-  - 'in process': both take turns in one thread.
+  - 'in process': both policies take turns in one thread.
   - 'journal': a writes all rounds, and b then reads them.
   - 'gRPC': b is another process on this machine. It receives while a sends, and
-    keeps what it acknowledges on disk.
+    writes to disk what it acknowledges.
 
   Bytes are those of the encoded records.
   """
-  group = [_rollout_of_noise(g) for g in range(_ROLLOUTS.value)]
-  published = [
+  group = [_rollout(i) for i in range(_ROLLOUTS.value)]
+  rounds = [
     [_of_round(rollout, round) for rollout in group]
     for round in range(_ROUNDS.value)
   ]
-  count = _ROUNDS.value * _ROLLOUTS.value
-  size = _ROUNDS.value * sum(len(wire.encode(r)) for r in group)
-  table = table_lib.Table('', 'records/s', 'MB/s', 'ms a round')
-  rates = {}
-  for name, exchange in (
-    ('in process', _in_process),
-    ('journal', _journal),
-    ('gRPC', _grpc),
-  ):
-    seconds = min(exchange(published) for _ in range(_BEST_OF))
-    rates[name] = {
-      'records_per_s': count / seconds,
-      'mb_per_s': size / seconds / 1e6,
-      'ms_a_round': 1e3 * seconds / _ROUNDS.value,
+  count = len(rounds) * len(group)
+  size = len(rounds) * sum(len(wire.encode(rollout)) for rollout in group)
+  ways = {'in process': _in_process, 'journal': _journal, 'gRPC': _grpc}
+  rows = {}
+  for name, exchange in ways.items():
+    seconds = min(exchange(rounds) for _ in range(_BEST_OF))
+    rows[name] = {
+      'records/s': count / seconds,
+      'MB/s': size / seconds / 1e6,
+      'ms a round': 1e3 * seconds / len(rounds),
     }
-    table.add_row(
-      name,
-      f'{rates[name]["records_per_s"]:,.0f}',
-      f'{rates[name]["mb_per_s"]:,.0f}',
-      f'{rates[name]["ms_a_round"]:.2f}',
-    )
-  console.out(f'{count:,} records, {size / 1e6:,.1f} MB, best of {_BEST_OF}')
-  console.print(table)
-  return {'records': count, 'bytes': size, 'rates': rates}
+  return bench_tools.Result({'records': count, 'bytes': size}, rows)
 
 
-def _rollout_of_noise(sample) -> records.Rollout:
-  count = _RESPONSE.value
-  rng = np.random.default_rng(sample)
-  ids = rng.integers(0, 256, count, np.int32)
-  logp = -rng.random(count, np.float32)
-  return records.Rollout(
-    header=records.Header(
-      run='bench', round=0, policy='a', prompt=f'p{sample // 8}',
-      sample=sample % 8, version=0, created=0.0, tokenizer='bytes',
-    ),
-    payload=bytes(ids.astype(np.uint8)),
-    finish='length',
-    ids=ids,
-    byte_lengths=np.ones(count, np.int32),
-    sampling_logp=logp,
-    policy_logp=logp,
-    mask=np.ones(count, bool),
-    temperature=1.0,
-    reward=0.0,
-    verdict='wrong',
-  )  # fmt: skip
+def _rollout(i) -> records.Rollout:
+  rng = np.random.default_rng(i)
+  ids = rng.integers(0, 256, _RESPONSE.value, np.int32)
+  lengths, payload = np.ones_like(ids), bytes(ids.astype(np.uint8))
+  header = {'run': 'bench', 'policy': 'a', 'tokenizer': 'bytes'}
+  header |= {'prompt': f'p{i // 8}', 'sample': i % 8}
+  return bench_tools.rollout(ids, lengths, payload, rng, **header)
 
 
 def _of_round(rollout, round) -> records.Rollout:
@@ -100,85 +77,76 @@ def _of_round(rollout, round) -> records.Rollout:
   return msgspec.structs.replace(rollout, header=header)
 
 
-def _node(**given) -> node_lib.Node:
-  limits = inbox.Limits(
-    records=2**20, bytes=2**32, max_staleness=0, block_s=60.0, wait_s=60.0
-  )
-  peer = inbox.Peer('bytes', 256, 'bench')
-  return node_lib.Node(
-    {'a': peer, 'b': peer}, limits, ('rollout',), run='bench', **given
-  )
+def _inbox() -> inbox_lib.Inbox:
+  """The queue of policy b."""
+  peer = inbox_lib.Peer(tokenizer='bytes', vocab_size=256, run='bench')
+  return inbox_lib.Inbox('b', {'a': peer}, _LIMITS)
 
 
-def _in_process(published) -> float:
-  node = _node()
+def _collect(inbox, counts) -> None:
+  for round, count in enumerate(counts):
+    assert len(inbox.collect(round, _KINDS)) == count
+
+
+def _in_process(rounds) -> float:
+  inbox = _inbox()
+  outlet = in_process.Outlet('a', inbox)
   start = time.perf_counter()
-  for round, group in enumerate(published):
-    node.endpoints['a'].publish(round, group)
-    received = node.endpoints['b'].collect(round, ('rollout',))
-    assert len(received) == len(group)
+  for round, group in enumerate(rounds):
+    outlet.send(round, group)
+    assert len(inbox.collect(round, _KINDS)) == len(group)
   return time.perf_counter() - start
 
 
-def _journal(published) -> float:
+def _journal(rounds) -> float:
   about = journal.About(
-    policy='a', run='bench', tokenizer='bytes', vocab_size=256,
-    kinds=('rollout',),
-  )  # fmt: skip
+    policy='a', run='bench', tokenizer='bytes', vocab_size=256, kinds=_KINDS
+  )
   with tempfile.TemporaryDirectory() as folder:
     start = time.perf_counter()
     writer = journal.Writer(folder, about, '{}')
-    for round, group in enumerate(published):
+    for round, group in enumerate(rounds):
       writer.write(round, group)
-    node = _node(stored={'a': journal.Reader(folder, 'a')})
-    for round, group in enumerate(published):
-      received = node.endpoints['b'].collect(round, ('rollout',))
-      assert len(received) == len(group)
+    inbox, reader = _inbox(), journal.Reader(folder, 'a')
+    journal.Transport({'b': inbox}, {'a': reader}, _KINDS)
+    _collect(inbox, map(len, rounds))
     return time.perf_counter() - start
 
 
-def _grpc(published) -> float:
+def _grpc(rounds) -> float:
   spawn = multiprocessing.get_context('spawn')
   ready, done = spawn.Event(), spawn.Event()
-  addresses = [_free_address(), _free_address()]
-  counts = [len(group) for group in published]
-  with tempfile.TemporaryDirectory() as folder:
-    receiver = spawn.Process(
-      target=_receive, args=(addresses, folder, counts, ready, done)
-    )
-    receiver.start()
-    node = _remote_node('b', addresses, folder)
-    checks.require(ready.wait(60), 'the other process did not start')
-    start = time.perf_counter()
-    for round, group in enumerate(published):
-      node.endpoints['a'].publish(round, group)
-    checks.require(done.wait(300), 'the other process did not receive it all')
-    seconds = time.perf_counter() - start
-    node.close()
-    receiver.join()
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    address = '{}:{}'.format(*probe.getsockname())
+  receiver = spawn.Process(
+    target=_receive,
+    args=(address, [len(group) for group in rounds], ready, done),
+  )
+  receiver.start()
+  network = security.Network(addresses={'b': address})
+  outlet = rpc.Outlet('a', 'b', network, _LIMITS, 'bench')
+  checks.require(ready.wait(60), 'the receiving process did not start')
+  start = time.perf_counter()
+  for round, group in enumerate(rounds):
+    outlet.send(round, group)
+  checks.require(done.wait(300), 'the receiving process did not get it all')
+  seconds = time.perf_counter() - start
+  outlet.close()
+  receiver.join()
   return seconds
 
 
-def _receive(addresses, folder, counts, ready, done) -> None:
-  """Policy b, in a process of its own."""
-  node = _remote_node('a', addresses[::-1], folder)
-  node.open()
-  ready.set()
-  for round, count in enumerate(counts):
-    assert len(node.endpoints['b'].collect(round, ('rollout',))) == count
-  done.set()
-  node.close()
-
-
-def _remote_node(peer, addresses, folder) -> node_lib.Node:
-  """A node that listens on the first address; its peer has the second."""
-  network = node_lib.Network(
-    listen=addresses[0], addresses={peer: addresses[1]}
-  )
-  return _node(network=network, folder=os.path.join(folder, f'to_{peer}'))
-
-
-def _free_address() -> str:
-  with socket.socket() as probe:
-    probe.bind(('127.0.0.1', 0))
-    return f'127.0.0.1:{probe.getsockname()[1]}'
+def _receive(address, counts, ready, done) -> None:
+  """Collects as policy b; runs in a process of its own."""
+  inbox = _inbox()
+  network = security.Network(listen=address, addresses={'a': '127.0.0.1:1'})
+  with tempfile.TemporaryDirectory() as folder:
+    transport = rpc.Transport(
+      {'b': inbox}, network, {'a': ()}, _LIMITS, 'bench', folder
+    )
+    transport.open()
+    ready.set()
+    _collect(inbox, counts)
+    done.set()
+    transport.close()

@@ -1,10 +1,10 @@
-"""Writes the report of a run, or a page on which several are compared.
+"""Writes the report of a run, or a page that compares several runs.
 
 python launch/report.py runs/mine
 python launch/report.py runs/grpo runs/sgt --out=comparison.html
 
-Of one work dir it writes the report.html that the run writes when it ends; it
-can still be running, or have been killed.
+The report of one run is report.html in its work dir. Runs may still be
+training, or have been stopped.
 """
 
 import sys
@@ -23,14 +23,18 @@ _OUT = flags.DEFINE_string(
 
 
 def write(folders: list[str]) -> str:
-  """Writes the page; returns its path."""
-  checks.require(bool(folders), 'name the work dir of a run, or of several')
+  """Writes the page; returns its path.
+
+  Raises:
+    InputError: a folder is not the work dir of a run, or is given twice.
+  """
+  checks.require(bool(folders), 'name the work dirs of one run or several')
   if len(folders) > 1:
     return comparison.write(folders, _OUT.value)
   checks.require(
     not _OUT.present,
-    f'--out is where the page of several runs goes; that of one is {page.FILE} '
-    'in its work dir',
+    '--out is for the page of several runs; the report of one run is in its '
+    'work dir',
   )
   return page.write(folders[0])
 

@@ -5,15 +5,13 @@ python launch/study.py --out=runs/study --methods=grpo,prp --parallel=2
   --arm='prp_own=prp method.baseline=own' --config.train.rounds=99
 python launch/study.py --out=runs/study --report
 
-An arm is a file of configs/, by name, or LABEL=FILE and what is set in it, so
-that ablations are arms. What starts with --config. goes to every run. The same
-command again goes on where it was stopped.
+An arm is a file of configs/, by name, or LABEL=FILE with changes of keys, for
+ablations. Flags that start with --config. apply to every run. The same command
+resumes a study that was stopped.
 """
 
-import collections
 from collections.abc import Mapping, Sequence
 import fcntl
-import json
 import os
 import pathlib
 import re
@@ -32,42 +30,42 @@ from rich import console as console_lib
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
+from mrl_jax import workdir
 from mrl_jax.analysis import study
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, os.fspath(ROOT))  # Config files are not installed.
 
-_METHODS = flags.DEFINE_list('methods', None, 'Files of configs/, by name.')
+_METHODS = flags.DEFINE_list('methods', [], 'Files of configs/, by name.')
 _ARMS = flags.DEFINE_multi_string(
   'arm', [], "'LABEL=FILE KEY=VALUE ...', such as 'low=prp thl.max_tokens=9'."
 )
-_SEEDS = flags.DEFINE_list('seeds', None, 'By default 0,1,2.')
+_SEEDS = flags.DEFINE_list('seeds', [], 'By default 0,1,2.')
 _OUT = flags.DEFINE_string('out', None, 'The folder of the study.')
-_PARALLEL = flags.DEFINE_integer('parallel', 1, 'How many run at a time.', 1)
+_PARALLEL = flags.DEFINE_integer('parallel', 1, 'Number of runs at a time.', 1)
 _BASELINE = flags.DEFINE_string(
   'baseline', None, 'The arm to compare with: by default grpo, or the first.'
 )
 _REPORT = flags.DEFINE_bool(
-  'report', False, 'Report on what is there, of all arms and seeds by default.'
+  'report', False, 'Only report, by default on all arms and seeds in --out.'
 )
 
-_POLL_S, _STOP_S = 0.2, 10.0  # Between looks; before a child is killed.
-_LAST = 20  # Lines of the log of a run that failed.
+_POLL_S, _STOP_S = 0.2, 10.0  # Between polls; before a child is killed.
+_LAST_LINES = 20  # Printed of the log of a run that failed.
 _LABEL = re.compile(r'\w[\w.-]*')
 _CACHE = 'cache'
 _OVERRIDE = re.compile(r'--?config\.')
-_DEFAULT_SEEDS = ('0', '1', '2')
 
 
 class Arm(NamedTuple):
-  """What is compared: a file of configs/, and what is set in it."""
+  """An arm of the study: a file of configs/, and changes of its keys."""
 
   label: str
   file: str
   overrides: Mapping[str, str]
 
   def flags(self, seed: int, out: str) -> list[str]:
-    """How launch/tpu_pod.py is told of it."""
+    """The flags of launch/tpu_pod.py for a run of the arm."""
     path = ROOT / 'configs' / f'{self.file}.py'
     cache = os.path.join(os.path.abspath(out), _CACHE)
     values = {'cache_dir': cache, **self.overrides, 'seed': seed}
@@ -77,36 +75,33 @@ class Arm(NamedTuple):
     ]
 
   def config(self, seed: int, out: str) -> dict:
-    """What launch/tpu_pod.py will make of that, flat."""
-    holder = flags.FlagValues()
-    argv = [self.label, *self.flags(seed, out)]
+    """The flat config that launch/tpu_pod.py makes of these flags.
+
+    Raises:
+      InputError: a flag is wrong.
+    """
+    holder, argv = flags.FlagValues(), [self.label, *self.flags(seed, out)]
     config = config_flags.DEFINE_config_file(
       'config', lock_config=True, flag_values=holder, sys_argv=argv
     )
     try:
       holder(argv)
-    except (AttributeError, KeyError) as error:
-      while isinstance(error.args[0], Exception):
-        error = error.args[0]
-      raise checks.InputError(
-        f'{self.label}: no such key: {error.args[0]}'
-      ) from error
-    except flags.Error as error:
-      raise checks.InputError(f'{self.label}: {error}') from error
-    values = config.value
-    config_lib.check(values)
-    return json.loads(json.dumps(config_lib.flat(values)))
+    except (AttributeError, KeyError, flags.Error) as error:
+      cause = error
+      while isinstance(cause.args[0], Exception):
+        cause = cause.args[0]
+      raise checks.InputError(f'{self.label}: {cause.args[0]}') from error
+    config_lib.check(config.value)
+    return config_lib.flat(config.value)
 
 
 def arms(
   methods: Sequence[str], extra: Sequence[str], overrides: Sequence[str]
 ) -> list[Arm]:
-  """What the flags name.
+  """The arms that --methods, --arm and --config.KEY=VALUE describe.
 
-  Args:
-    methods: files of configs/.
-    extra: 'LABEL=FILE KEY=VALUE ...'.
-    overrides: '--config.KEY=VALUE', of all arms.
+  Raises:
+    InputError: a flag is wrong.
   """
   common = _values([text.lstrip('-').partition('.')[2] for text in overrides])
   known = dict.fromkeys(p.stem for p in (ROOT / 'configs').glob('*.py'))
@@ -122,23 +117,23 @@ def arms(
     checks.choose(arm.file, known, 'file of configs/')
     checks.require(
       bool(_LABEL.fullmatch(arm.label)) and arm.label != _CACHE,
-      f'{arm.label!r} cannot be the label of an arm, as it names a folder: '
+      f'{arm.label!r} cannot be the label of an arm. Labels name folders: use '
       f'letters, digits, _ . and -, and not {_CACHE!r}',
     )
   _check_distinct([arm.label for arm in found], 'arm')
   return found
 
 
-def _values(texts) -> dict[str, str]:
-  pairs = {}
-  for text in texts:
-    key, equals, value = text.partition('=')
+def _values(pairs) -> dict[str, str]:
+  values = {}
+  for pair in pairs:
+    key, equals, value = pair.partition('=')
     checks.require(
-      bool(equals), f'{text!r} is not KEY=VALUE; write it in one piece'
+      bool(equals), f'{pair!r} is not KEY=VALUE; write it without spaces'
     )
-    checks.require(key != 'seed', 'seed is what --seeds sets')
-    pairs[key] = value
-  return pairs
+    checks.require(key != 'seed', 'set seeds with --seeds, not with seed=')
+    values[key] = value
+  return values
 
 
 def _seeds(texts) -> list[int]:
@@ -151,12 +146,12 @@ def _seeds(texts) -> list[int]:
 
 
 def _check_distinct(names, what) -> None:
-  twice = [n for n, count in collections.Counter(names).items() if count > 1]
-  checks.require(not twice, f'{what} {", ".join(twice)} is there twice')
+  twice = sorted({name for name in names if names.count(name) > 1})
+  checks.require(not twice, f'{what} {", ".join(twice)} is given twice')
 
 
 class Job(NamedTuple):
-  """A run to be made."""
+  """A run that is to be made."""
 
   arm: str
   seed: int
@@ -164,49 +159,55 @@ class Job(NamedTuple):
   command: Sequence[str]
 
   @property
+  def name(self) -> str:
+    return f'{self.arm}, seed {self.seed}'
+
+  @property
   def log(self) -> str:
     return f'{self.folder}.log'
 
   @property
-  def warm(self) -> bool:
-    """Whether it has warm starts; before, it makes them or waits for them."""
-    return os.path.exists(os.path.join(self.folder, 'metrics.jsonl'))
+  def has_warm_starts(self) -> bool:
+    """Whether the run trains already, and no longer makes its warm starts."""
+    return os.path.exists(os.path.join(self.folder, workdir.ROUNDS))
 
 
 def jobs(found: Sequence[Arm], seeds: Sequence[int], out: str) -> list[Job]:
-  """What is not there yet, seed by seed: a part of a study compares all arms.
+  """The runs that are not complete.
+
+  They go seed by seed, so that a part of a study compares all arms.
 
   Raises:
-    InputError: the flags of a run cannot be.
+    InputError: the config of a run is wrong.
   """
   script, todo = os.fspath(ROOT / 'launch' / 'tpu_pod.py'), []
   for seed in seeds:
     for arm in found:
-      folder = study.workdir(os.path.abspath(out), arm.label, seed)
-      if not _whole(folder, arm.config(seed, out)):
-        of_run = (*arm.flags(seed, out), f'--workdir={folder}')
-        command = (sys.executable, script, *of_run)
+      folder = study.folder(os.path.abspath(out), arm.label, seed)
+      if not _is_complete(folder, arm.config(seed, out)):
+        options = (*arm.flags(seed, out), f'--workdir={folder}')
+        command = (sys.executable, script, *options)
         todo.append(Job(arm.label, seed, folder, command))
   return todo
 
 
-def _whole(folder, config) -> bool:
+def _is_complete(folder, config) -> bool:
+  """Whether the run exists; launch/tpu_pod.py refuses to change its config."""
   try:
-    there = study.read_run(folder).config
+    stored = study.read_run(folder).config
   except checks.InputError:
     return False
-  # If it is of another config, launch/tpu_pod.py says in what they differ.
-  asked = study.but_for_seed(config)
-  return all(there.get(key) == value for key, value in asked.items())
+  asked = study.without_seed(config)
+  return all(stored.get(key) == value for key, value in asked.items())
 
 
 def run(
   todo: Sequence[Job], parallel: int, console: console_lib.Console
 ) -> dict[tuple[str, int], str]:
-  """Runs what is to do; returns what failed, by arm and seed, and why.
+  """Makes runs; returns why runs failed, by (arm, seed).
 
-  Runs of one seed have their warm starts in common. None is begun while
-  another is still making them, so that it finds them in the cache.
+  Runs of one seed share their warm starts. A run does not start while another
+  of its seed still makes them, and will find them in the cache.
   """
   waiting, running, failed, seconds = list(todo), {}, {}, []
   try:
@@ -215,14 +216,14 @@ def run(
       for job in ended:
         process, began = running.pop(job)
         seconds.append(time.monotonic() - began)
-        why = _told(job, process.returncode, console)
+        why = _result(job, process.returncode, console)
         if why:
           failed[job.arm, job.seed] = why
         left = len(waiting) + len(running)
         minutes = left * sum(seconds) / len(seconds) / parallel / 60
         if left:
           _say(console, f'  {left:,} to go, about {minutes:,.0f} min')
-      cold = {job.seed for job in running if not job.warm}
+      cold = {job.seed for job in running if not job.has_warm_starts}
       ready = [job for job in waiting if job.seed not in cold]
       if not ready or len(running) >= parallel:
         time.sleep(_POLL_S if running else 0)
@@ -232,14 +233,14 @@ def run(
       try:
         running[job] = _start(job), time.monotonic()
       except BlockingIOError:
-        failed[job.arm, job.seed] = 'another process runs it'
+        failed[job.arm, job.seed] = 'another process makes this run'
   finally:
     _stop([process for process, _ in running.values()])
   return failed
 
 
 def _start(job) -> subprocess.Popen:
-  """Starts a run, which holds a lock on its log for as long as it lives."""
+  """Starts a run; it holds a lock on its log as long as it lives."""
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,7 +252,7 @@ def _start(job) -> subprocess.Popen:
 
 def _stop(processes) -> None:
   for process in processes:
-    process.terminate()  # A run goes on from what it last saved.
+    process.terminate()  # The run resumes from its last checkpoint.
   for process in processes:
     try:
       process.wait(_STOP_S)
@@ -260,35 +261,34 @@ def _stop(processes) -> None:
       process.wait()
 
 
-def _told(job, status, console) -> str:
-  """Says what came of a run; returns why it failed, '' if it did not."""
-  name = f'{job.arm}, seed {job.seed}'
+def _result(job, status, console) -> str:
+  """Prints the result of a run; returns why it failed, or ''."""
   try:
     checks.require(status == 0, f'exit status {status}')
-    one = study.read_run(job.folder)
+    result = study.read_run(job.folder)
   except checks.InputError as error:
     with open(job.log, encoding='utf-8', errors='replace') as log:
-      lines = log.read().splitlines()[-_LAST:]
-    _say(console, f'{name} failed, {error}; the end of {job.log}:')
+      lines = log.read().splitlines()[-_LAST_LINES:]
+    _say(console, f'{job.name} failed: {error}. The end of {job.log}:')
     _say(console, '\n'.join(f'  {line}' for line in lines))
-    return f'failed, {error}; see {job.log}'
+    return f'failed: {error}; see {job.log}'
   before, after = (
-    np.mean([*accuracy.values()]) for accuracy in (one.before, one.after)
+    np.mean([*a.values()]) for a in (result.before, result.after)
   )
-  _say(console, f'{name}: {before:.1%} → {after:.1%}, {one.seconds:,.0f} s')
+  seconds = f'{result.seconds:,.0f} s'
+  _say(console, f'{job.name}: {before:.1%} → {after:.1%}, {seconds}')
   return ''
 
 
-def _there(out: str) -> tuple[list[str], list[int]]:
-  """The arms and the seeds that a folder has something of."""
-  there = [
+def _stored(out: str) -> tuple[list[str], list[int]]:
+  """The arms and the seeds that have a run or a log in a folder."""
+  pairs = [
     (path.parent.name, int(seed[1]))
     for path in pathlib.Path(out).glob('*/seed-*')
     if _LABEL.fullmatch(path.parent.name)
     and (seed := re.fullmatch(r'seed-(\d+)(\.log)?', path.name))
   ]
-  labels, seeds = ({pair[i] for pair in there} for i in (0, 1))
-  return sorted(labels), sorted(seeds)
+  return sorted({arm for arm, _ in pairs}), sorted({seed for _, seed in pairs})
 
 
 def _say(console: console_lib.Console, text: str) -> None:
@@ -296,47 +296,49 @@ def _say(console: console_lib.Console, text: str) -> None:
 
 
 def conduct(argv: Sequence[str], console: console_lib.Console) -> bool:
-  """Runs what is to be run, and reports; returns whether nothing is missing."""
-  from mrl_jax.analysis import (
-    study_report,  # It takes a moment, as matplotlib does.
-  )
+  """Makes the runs, and reports; returns whether all are complete.
 
-  checks.require(bool(_OUT.value), 'name the folder of the study with --out')
-  out = _OUT.value
+  Raises:
+    InputError: a flag is wrong.
+  """
+  # It imports matplotlib, which takes a moment.
+  from mrl_jax.analysis import study_report
+
+  out, is_report = _OUT.value, _REPORT.value
+  checks.require(bool(out), 'name the folder of the study with --out')
   for text in argv:
     checks.require(
       _OVERRIDE.match(text) is not None,
-      f'not a flag: {text!r}; what is for every run is --config.KEY=VALUE',
+      f'not a flag: {text!r}; flags of every run are --config.KEY=VALUE',
     )
-  found = arms(_METHODS.value or [], _ARMS.value, argv)
-  seeds = _seeds(_SEEDS.value or _DEFAULT_SEEDS)
-  labels = [arm.label for arm in found]
-  if _REPORT.value:
-    there = _there(out)
-    labels = labels or there[0]
-    seeds = seeds if _SEEDS.value else there[1]
+  found = arms(_METHODS.value, _ARMS.value, argv)
+  labels, seeds = [arm.label for arm in found], _seeds(_SEEDS.value)
+  if is_report:
+    stored_labels, stored_seeds = _stored(out)
+    labels, seeds = labels or stored_labels, seeds or stored_seeds
   checks.require(
     bool(labels),
-    f'nothing of a study in {out}: looked for ARM/seed-N'
-    if _REPORT.value
+    f'no study in {out}: looked for ARM/seed-N'
+    if is_report
     else 'name what to compare with --methods or --arm',
   )
   baseline = _BASELINE.value or ('grpo' if 'grpo' in labels else labels[0])
   checks.choose(baseline, dict.fromkeys(labels), 'arm for --baseline')
   failed = {}
-  if not _REPORT.value:
+  seeds = seeds or [0, 1, 2]
+  if not is_report:
     todo = jobs(found, seeds, out)
     total = len(labels) * len(seeds)
-    console.print(f'{total:,} runs, of which {total - len(todo):,} are there')
+    console.print(f'{total:,} runs, {total - len(todo):,} of them complete')
     failed = run(todo, _PARALLEL.value, console)
-  whole = study.read(out, labels, seeds, failed)
-  study_report.write(out, whole, baseline, console)
-  return not whole.missing
+  result = study.read(out, labels, seeds, failed)
+  study_report.write(out, result, baseline, console)
+  return not result.missing
 
 
 def main(argv):
   console = console_lib.Console(markup=False, emoji=False, highlight=False)
-  # SIGINT too: a shell leaves it ignored in what runs in the background.
+  # A shell lets processes in the background ignore SIGINT; a study must not.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
   try:
@@ -344,11 +346,11 @@ def main(argv):
   except (checks.InputError, OSError) as error:
     sys.exit(f'{error}')
   except KeyboardInterrupt:
-    sys.exit('Interrupted. The same command goes on where it was stopped.')
+    sys.exit('Interrupted. The same command resumes the study.')
 
 
 def parse(argv):
-  """Parses flags but for those of the runs, which are left as arguments."""
+  """Parses flags; those of the runs (--config.*) are left as arguments."""
   ours = [text for text in argv if not _OVERRIDE.match(text)]
   theirs = [text for text in argv if _OVERRIDE.match(text)]
   return [*app.parse_flags_with_usage(ours), *theirs]

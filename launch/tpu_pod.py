@@ -2,7 +2,7 @@
 
 python launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=20
 
-Every key of configs/base.py is a flag.
+Every key of mrl_jax/config_keys.py is a flag.
 """
 
 import datetime
@@ -25,17 +25,18 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string(
   'workdir',
   None,
-  'Where to write; the same folder again resumes. By default a fresh one '
-  'under runs/.',
+  'The folder to write to, by default a new one under runs/. The folder of a '
+  'run that was stopped resumes it.',
 )
 
 
 def main(argv):
-  # Not before the flags are parsed: a mistake in them is reported at once.
+  # Imported after flags are parsed: a mistake in them is reported at once.
   import jax
 
   from mrl_jax import checks
-  from mrl_jax.training import job
+  from mrl_jax import workdir as workdir_lib
+  from mrl_jax.training import job as job_lib
   from mrl_jax.training import loop
 
   if len(argv) > 1:
@@ -49,15 +50,28 @@ def main(argv):
   jax.config.update('jax_num_cpu_devices', config.mwra.emulated_devices)
   jax.config.update(
     'jax_compilation_cache_dir',
-    os.path.join(job.cache_dir(config, workdir), 'xla'),
+    os.path.join(workdir_lib.cache_dir(config, workdir), 'xla'),
   )
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+  console = console_lib.Console()
   try:
-    loop.run(config, workdir, console_lib.Console())
+    job = job_lib.build(config, workdir)
+    try:
+      loop.run(job, console)
+    finally:  # Also a run that is stopped or fails has a report.
+      write_report(workdir, console)
   except checks.InputError as error:
     sys.exit(f'{error}')
   except KeyboardInterrupt:
     sys.exit(f'Interrupted. The same flags with --workdir={workdir} resume.')
+
+
+def write_report(workdir, console):
+  """Writes the page of the run so far, and prints where it is."""
+  from mrl_jax.analysis.report import page
+
+  path = page.write(workdir)
+  console.print(f'Report: {path}', soft_wrap=True, markup=False)
 
 
 def parse(argv):

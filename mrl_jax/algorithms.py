@@ -1,41 +1,44 @@
-"""The methods, as one table: every method is a row of parts.
+"""The methods, as one table: every method is a row of four parts.
 
-A method says which groups of peers are selected, how they enter the update,
-what the baseline of the policy's own rows is, and what the ratio of those is
-of. What it publishes follows: the kinds of records that its parts read. Each
-part is one function on the host, in `sharing/`, and what is maximised is one
-function on arrays, in `losses/`.
+  which     selects the groups of peers that the learner trains on
+  how       makes training rows of them, with the objective of those rows
+  baseline  what rewards are compared with
+  ratio     whether importance ratios of own rows are per token or per sequence
+
+What a policy publishes follows from the kinds of records that its parts read.
+Parts are functions on the host, in `sharing/`; objectives are functions on
+arrays, in `losses/`. A flag replaces a part:
+`--config.method.which=rescue --config.method.how=graft`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import ml_collections
+import msgspec
 import numpy as np
 
 from mrl_jax import checks
 from mrl_jax import records
-from mrl_jax.losses import kl
-from mrl_jax.sharing import capability
-from mrl_jax.sharing import carry as carry_lib
+from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import correction
 from mrl_jax.sharing import graft
 from mrl_jax.sharing import grpo
 from mrl_jax.sharing import hacpo
-from mrl_jax.sharing import lesson as lesson_lib
-from mrl_jax.sharing import luffy
-from mrl_jax.sharing import offers as offers_lib
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import peer_rows
 from mrl_jax.sharing import prp
+from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.sharing import select
 from mrl_jax.sharing import sgt
 from mrl_jax.sharing import xgrpo
 from mrl_jax.update import objectives
-from mrl_jax.update import update
 
 
 class Parts(NamedTuple):
-  """A row of the table of methods."""
+  """A row of the table of methods: names of rows of the tables below."""
 
   which: str = 'none'
   how: str = 'none'
@@ -44,35 +47,30 @@ class Parts(NamedTuple):
 
 
 class Baseline(NamedTuple):
-  """What rewards are compared with, and the kinds of records that it reads."""
+  """A baseline, and the kinds of records that it reads."""
 
-  function: Callable
+  function: Callable[[context_lib.Context], grpo.Baseline]
   reads: tuple[str, ...] = ()
 
 
 class How(NamedTuple):
-  """How groups of peers enter.
+  """How selected groups of peers enter the update."""
 
-  Attributes:
-    carry: makes rows of them, on the host: from single rollouts, or from whole
-      offers where `reads` is 'outcome'.
-    objective: what is maximised on these rows.
-    reads: the kind of records that it takes them from.
-    needs: other kinds that it reads.
-    advantage: of a rollout: the learner's, against its 'baseline', or the
-      'source's own.
-    average: how tokens are averaged, a name in `batch.PEER_AVERAGES`, by the
-      method's settings.
-    replaces: whether rows take the place of the policy's own of that prompt.
-  """
-
-  carry: Callable
-  objective: Callable
-  reads: str = 'rollout'
-  needs: tuple[str, ...] = ()
+  # Makes training rows of the groups.
+  rows: Callable[
+    [Sequence[peer_groups.PeerGroup], context_lib.Context],
+    Sequence[rows_lib.Row],
+  ]
+  # What is maximised on these rows, made of `config.method`.
+  objective: Callable[[ml_collections.ConfigDict], objectives.Objective]
+  reads: str = 'rollout'  # The kind of records that the groups come from.
+  needs: tuple[str, ...] = ()  # Other kinds of records that it reads.
+  # Of a peer's rollout: against the learner's 'baseline', or in the group of its
+  # 'source'.
   advantage: str = 'baseline'
+  # A name in `packing.PEER_AVERAGES`, made of `config.method`.
   average: Callable = lambda settings: 'joint'
-  replaces: bool = False
+  replaces: bool = False  # Whether rows replace own rows of the same prompt.
 
 
 METHODS = {
@@ -83,13 +81,15 @@ METHODS = {
   # Mutual RL, 2605.07244: peers' rewards move the baseline.
   'xgrpo': Parts(baseline='pooled'),
   # Mutual RL, 2605.07244: peers' rollouts join the group.
-  'prp': Parts('all', 'ratio', 'pooled'),
+  'prp': Parts(which='all', how='ratio', baseline='pooled'),
   # Mutual RL, 2605.07244: a peer's success where a whole group fails.
-  'sgt': Parts('rescue', 'nll'),
+  'sgt': Parts(which='rescue', how='nll'),
   # 2603.02604: peers' rollouts, weighed by capability.
-  'hacpo': Parts('all', 'hacpo', 'capability', 'sequence'),
+  'hacpo': Parts(
+    which='all', how='hacpo', baseline='capability', ratio='sequence'
+  ),
   # 2609.37868: a peer's compatible group in place of one that failed.
-  'graft': Parts('balanced', 'graft'),
+  'graft': Parts(which='balanced', how='graft'),
 }
 WHICH = {
   'none': select.nothing,
@@ -103,32 +103,46 @@ BASELINES = {
   'own': Baseline(grpo.own),
   'pooled': Baseline(xgrpo.pooled, reads=('group_stats',)),
   'interpolated': Baseline(xgrpo.interpolated, reads=('group_stats',)),
-  'capability': Baseline(capability.capability, reads=('group_stats',)),
+  'capability': Baseline(hacpo.baseline, reads=('group_stats',)),
 }
 HOW = {
   'none': None,
-  'ratio': How(prp.carry, objectives.peer_ratio),
-  'nll': How(sgt.carry, objectives.nll, reads='outcome', average=sgt.average),
-  # Weights by capability need everybody's accuracy, whatever the baseline.
-  'hacpo': How(hacpo.carry, objectives.stepwise, needs=('group_stats',)),
-  'graft': How(
-    graft.carry, objectives.grafted, advantage='source', replaces=True
+  'ratio': How(rows=prp.rows, objective=objectives.peer_ratio),
+  'nll': How(
+    rows=sgt.rows,
+    objective=objectives.nll,
+    reads='outcome',
+    average=sgt.average,
   ),
-  'luffy': How(luffy.carry, objectives.shaped, advantage='source'),
+  'hacpo': How(
+    rows=hacpo.rows,
+    objective=objectives.stepwise,
+    needs=('group_stats',),  # Capability, whatever the baseline is.
+  ),
+  'graft': How(
+    rows=graft.rows,
+    objective=objectives.grafted,
+    advantage='source',
+    replaces=True,
+  ),
+  'luffy': How(
+    rows=peer_rows.rows, objective=objectives.shaped, advantage='source'
+  ),
 }
 RATIOS = ('token', 'sequence')
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """A row of the table, with its settings."""
+  """A row of the table with its settings."""
 
   parts: Parts
   settings: ml_collections.ConfigDict  # `config.method`
 
   @property
   def how(self) -> How | None:
-    return HOW[self.parts.how]
+    how, advantage = HOW[self.parts.how], self.settings.peer_advantage
+    return how._replace(advantage=advantage) if how and advantage else how
 
   @property
   def kinds(self) -> frozenset[str]:
@@ -139,71 +153,83 @@ class Method:
     return frozenset(kinds)
 
   @property
-  def objectives(self) -> dict[str, update.Objective]:
+  def objectives(self) -> dict[str, objectives.Objective]:
     """What is maximised on own and on peer rows."""
     peer = {'peer': self.how.objective(self.settings)} if self.how else {}
     return {'own': objectives.own(self.settings, self.parts.ratio), **peer}
 
   @property
   def peer_average(self) -> str:
-    """How tokens of peer rows are averaged; see `batch.PEER_AVERAGES`."""
+    """How tokens of peer rows are averaged, a name in `PEER_AVERAGES`."""
     return self.how.average(self.settings) if self.how else 'joint'
 
   @property
   def reference(self) -> bool:
-    """Whether the policy that a run began with is kept, for its KL."""
+    """Whether a KL penalty needs the policy as it was before reinforcement."""
     return self.settings.kl_weight > 0
 
-  def lesson(
-    self,
-    groups: Sequence[Sequence[records.Rollout]],
-    received: Sequence[records.Record],
-    learner: lesson_lib.Learner,
-    kept: Sequence[int] | None = None,
-  ) -> lesson_lib.Lesson:
-    """Turns own groups and what peers gave into rows to train on.
+  def batch(self, context: context_lib.Context) -> rows_lib.Batch:
+    """Turns own groups and what peers gave into the rows of a round."""
+    baseline = BASELINES[self.parts.baseline].function(context)
+    peer = self._peer_rows(context, baseline)
+    prompts = {row.prompt for row in peer}
+    replaced = prompts if self.how and self.how.replaces else ()
+    kept = range(len(context.groups)) if context.kept is None else context.kept
+    kept = [p for p in kept if p not in replaced]
+    return rows_lib.Batch(
+      own=self._own_rows(context, baseline, kept),
+      peer=peer,
+      order=graft.order({*kept, *prompts}, replaced, self.settings.graft.order),
+    )
 
-    Args:
-      groups: the policy's own rollouts of each prompt of the round.
-      received: records of its peers; those about other prompts are left out.
-      learner: the policy.
-      kept: prompts whose own groups are trained on; all by default.
-    """
-    place = {group[0].header.prompt: p for p, group in enumerate(groups)}
-    used = offers_lib.newest([r for r in received if r.header.prompt in place])
-    rewards_PG = np.array([[r.reward for r in group] for group in groups])
-    baseline = BASELINES[self.parts.baseline].function(
-      grpo.moments(rewards_PG),
-      xgrpo.peer_moments(used, place),
-      self.settings,
-      learner.ratios,
-    )
-    carried = self._peers(groups, used, place, baseline, learner)
-    taken = {row.prompt for row in carried.rows}
-    replaced = taken if self.how and self.how.replaces else ()
-    kept = [
-      p
-      for p in (range(len(groups)) if kept is None else kept)
-      if p not in replaced
+  def _own_rows(self, context, baseline, kept) -> list[rows_lib.Row]:
+    """Rows of own groups, with correction weights and the reference's scores."""
+    advantage_PG = self._advantages(context.rewards_PG, baseline)
+    rows = [
+      rows_lib.own_row(p, rollout, advantage_PG[p, g])
+      for p in kept
+      for g, rollout in enumerate(context.groups[p])
     ]
-    own, metrics = self._own(
-      groups, kept, self._advantages(rewards_PG, baseline), learner
+    if rows and self.settings.correction.level != 'none':
+      rows = context.rescore(rows)
+      sampled = [r.sampling_logp for p in kept for r in context.groups[p]]
+      trained = [row.old_logp for row in rows]
+      weigh = functools.partial(
+        correction.weights, settings=self.settings.correction
+      )
+      rows = rows_lib.replaced(rows, weight=map(weigh, trained, sampled))
+      context.log.mismatch = correction.mismatch(trained, sampled)
+    if rows and self.reference:
+      scores = context.score(rows, reference=True)
+      rows = rows_lib.replaced(rows, reference_logp=scores)
+    return rows
+
+  def _peer_rows(self, context, baseline) -> Sequence[rows_lib.Row]:
+    """Rows of the selected groups of peers."""
+    if self.how is None:
+      return []
+    groups = WHICH[self.parts.which](
+      peer_groups.gather(context, self.how.reads), context
     )
-    return lesson_lib.Lesson(
-      own=own,
-      peer=carried.rows,
-      order=graft.order(
-        sorted({*kept, *taken}), replaced, self.settings.graft.order
-      ),
-      residuals=carried.residuals,
-      metrics={
-        **metrics,
-        **carried.metrics,
-        **_reach(groups, used, place),
-        **({'refused': {**learner.refused}} if learner.refused else {}),
-      },
-      peer_records=len(used),
-      peer_records_unused=len(received) - len(used),
+    groups = select.at_most(groups, self.settings.max_peer_groups, context.rng)
+    if not groups:
+      return []
+    if self.how.advantage == 'baseline':
+      groups = [self._against(baseline, group) for group in groups]
+    return self.how.rows(groups, context)
+
+  def _against(self, baseline, group) -> peer_groups.PeerGroup:
+    """The group, with advantages against the learner's baseline."""
+    advantage_1G = self._advantages(
+      np.array([[r.reward for r in group.rollouts]]), baseline, [group.prompt]
+    )
+    return group._replace(
+      rollouts=[
+        msgspec.structs.replace(rollout, advantage=float(advantage))
+        for rollout, advantage in zip(
+          group.rollouts, advantage_1G[0], strict=True
+        )
+      ]
     )
 
   def _advantages(self, rewards_PG, baseline, prompts=slice(None)):
@@ -215,83 +241,26 @@ class Method:
       prompts=prompts,
     )
 
-  def _own(self, groups, kept, advantage_PG, learner):
-    """Rows of the policy's own groups, corrected and with their reference."""
-    rollouts = [rollout for p in kept for rollout in groups[p]]
-    rows = [
-      lesson_lib.own_row(p, rollout, advantage_PG[p, g])
-      for p in kept
-      for g, rollout in enumerate(groups[p])
-    ]
-    metrics, settings = {}, self.settings.correction
-    if rows and settings.level != 'none':
-      trainer = learner.score(rows)
-      sampler = [rollout.sampling_logp for rollout in rollouts]
-      rows = [
-        row._replace(
-          old_logp=logp, weight=correction.weights(logp, sampled, settings)
-        )
-        for row, logp, sampled in zip(rows, trainer, sampler, strict=True)
-      ]
-      metrics = {'mismatch': correction.mismatch(trainer, sampler)}
-    if rows and self.reference:
-      rows = [
-        row._replace(reference_logp=logp)
-        for row, logp in zip(
-          rows, learner.score(rows, reference=True), strict=True
-        )
-      ]
-    return rows, metrics
 
-  def _peers(self, groups, used, place, baseline, learner):
-    """Rows of what is selected of peers' groups."""
-    if self.how is None:
-      return lesson_lib.Carried()
-    successes_P = np.array([sum(r.success for r in group) for group in groups])
-    chosen = WHICH[self.parts.which](
-      offers_lib.gather(used, place, self.how.reads, learner),
-      select.Own(successes_P, len(groups[0])),
-      learner,
-    )
-    chosen = select.at_most(chosen, self.settings.max_peer_groups, learner.rng)
-    if not chosen:
-      return lesson_lib.Carried()
-    if self.how.reads == 'rollout':
-      chosen = self._with_advantages(chosen, baseline)
-    return self.how.carry(chosen, learner, self.settings)
+def rescues(context: context_lib.Context) -> Mapping:
+  """The share of the prompts that the learner fails which peers claim to solve.
 
-  def _with_advantages(self, chosen, baseline):
-    """Rollouts of offers, each with the learner's or the source's advantage."""
-    pairs = [(offer.prompt, r) for offer in chosen for r in offer.rollouts]
-    whose = self.settings.peer_advantage or self.how.advantage
-    if whose == 'source':
-      return [carry_lib.Selected(p, r, r.advantage) for p, r in pairs]
-    prompts = [p for p, _ in pairs]
-    advantage_B1 = self._advantages(
-      np.array([[r.reward] for _, r in pairs]), baseline, prompts
-    )
-    return [
-      carry_lib.Selected(p, r, float(advantage))
-      for (p, r), advantage in zip(pairs, advantage_B1[:, 0], strict=True)
-    ]
-
-
-def _reach(groups, used, place) -> Mapping:
-  """How many prompts that the whole group fails peers say they solved.
-
-  As shares of those that it fails: by any peer, and by each.
+  Returns:
+    'rescue_rate', of the prompts that a whole own group fails and that peers
+    share, the share that any peer solved; 'rescued_by', the share that each
+    peer solved. Empty if there is no such prompt.
   """
-  failed = {
-    p for p, group in enumerate(groups) if not any(r.success for r in group)
-  }
-  # Peers see only the prompts that all share.
-  failed &= {place[r.header.prompt] for r in used}
+  failed = {p for p, n in enumerate(context.successes_P) if not n}
+  shared, solved = set(), {}
+  for r in context.peer_records:
+    prompt = context.index[r.header.prompt]
+    shared.add(prompt)
+    by_peer = solved.setdefault(r.header.policy, set())
+    if r.success if isinstance(r, records.Rollout) else r.successes:
+      by_peer.add(prompt)
+  failed &= shared  # Prompts of dynamic sampling are the learner's alone.
   if not failed:
     return {}
-  solved = {r.header.policy: set() for r in used}
-  for r in used:
-    if r.success if isinstance(r, records.Rollout) else r.successes:
-      solved[r.header.policy].add(place[r.header.prompt])
 
   def share(prompts):
     return len(failed & prompts) / len(failed)
@@ -305,46 +274,25 @@ def _reach(groups, used, place) -> Mapping:
 def build(settings: ml_collections.ConfigDict) -> Method:
   """The method that `config.method` describes.
 
-  `settings.name` is a row of the table; `which`, `how`, `baseline` and
-  `ratio`, where they are not empty, replace a part of it.
+  Raises:
+    InputError: parts that cannot go together.
   """
-  parts = checks.choose(settings.name, METHODS, 'method')
-  for field, table in (
-    ('which', WHICH),
-    ('how', HOW),
-    ('baseline', BASELINES),
-    ('ratio', dict.fromkeys(RATIOS)),
-  ):
-    if settings[field]:
-      checks.choose(settings[field], table, f'method.{field}')
-      parts = parts._replace(**{field: settings[field]})
+  parts = METHODS[settings.name]
+  given = {part: settings[part] for part in Parts._fields if settings[part]}
+  parts = parts._replace(**given)
   checks.require(
     (parts.which == 'none') == (parts.how == 'none'),
     f'method.which={parts.which} and method.how={parts.how}: give both, or '
     'neither; rows that are selected must enter somehow',
   )
-  how = HOW[parts.how]
-  outsiders = how and (settings.peer_advantage or how.advantage) == 'baseline'
-  fits = (
-    ('pooled',) if outsiders and how.reads == 'rollout' else ('own', 'pooled')
-  )
+  method = Method(parts, settings)
+  how, fits = method.how, ('own', 'pooled')
+  if how and how.advantage == 'baseline' and how.reads == 'rollout':
+    fits = ('pooled',)
   checks.require(
     not settings.leave_one_out or parts.baseline in fits,
     f'method.leave_one_out with method.baseline={parts.baseline} and '
     f'method.how={parts.how}: a reward can be left out only of a mean that it '
     f'is in; use method.baseline={fits[-1]}',
   )
-  for key, value, choices in (
-    ('scale', settings.scale, grpo.SCALES),
-    ('kl_form', settings.kl_form, kl.FORMS),
-    ('peer_advantage', settings.peer_advantage, ('', 'baseline', 'source')),
-    ('correction.level', settings.correction.level, correction.LEVELS),
-    ('correction.kind', settings.correction.kind, correction.KINDS),
-    ('prp.level', settings.prp.level, prp.LEVELS),
-    ('prp.denominators', settings.prp.denominators, prp.DENOMINATORS),
-    ('sgt.normaliser', settings.sgt.normaliser, sgt.NORMALISERS),
-    ('graft.admission', settings.graft.admission, graft.ADMISSIONS),
-    ('graft.order', settings.graft.order, graft.ORDERS),
-  ):
-    checks.choose(value, dict.fromkeys(choices), f'method.{key}')
-  return Method(parts, settings)
+  return method

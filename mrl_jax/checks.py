@@ -5,7 +5,7 @@ import difflib
 
 
 class InputError(ValueError):
-  """Something a user gave cannot be used; the message says how to fix it."""
+  """The user gave something that cannot be used; the message says how to fix it."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -15,7 +15,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def choose(name: str, table: dict, what: str):
-  """Returns `table[name]`; an unknown name is answered with the nearest."""
+  """Returns `table[name]`; the error for an unknown name suggests the nearest."""
   if name in table:
     return table[name]
   raise InputError(f'unknown {what} {name!r}.{did_you_mean(name, table)}')

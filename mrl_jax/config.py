@@ -1,30 +1,53 @@
-"""A run's config: its keys, its digest, and what they may be."""
+"""A run's config: how it is made of its keys, compared, and checked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import hashlib
 import json
 import math
+import pkgutil
 import re
 
 import ml_collections
+import numpy as np
 
 from mrl_jax import checks
+from mrl_jax import config_keys
 from mrl_jax import records as records_lib
 
 MESH_AXES = ('data', 'fsdp', 'tensor')  # Of every policy's slice.
-
-# Keys that say where things are, not what is done.
-_PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+|peers\.\w+\.address)')
-# Keys in which the processes of one run may differ.
-_OF_PROCESS = re.compile(r'cache_dir|(see|mwra|checkpoint)\..*')
-EVERYBODY = '*'  # All other policies, where policies are listed.
-JOURNALS = ('published', 'all', 'none')
 CHAT = 'chat'  # The template that is the tokenizer's own.
-THINKING = {'': None, 'on': True, 'off': False}
+
+# Between the bins in which log importance ratios are counted, in nats; the
+# first and the last bin are open.
+LOG_RATIO_EDGES = np.linspace(-1.95, 1.95, 40)
+
+# Keys that say where files and hosts are: a resumed run may change them.
+_PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+)|policies\.\w+\.address')
+# Keys in which the processes of one run may differ.
+_OF_PROCESS = re.compile(
+  r'cache_dir|(see|mwra|checkpoint)\..*|policies\.\w+\.(address|journal)'
+)
+# A mean of squared gradients in bfloat16 has 8 bits: with a slower decay it
+# stands still, because it should move by less than half of its last bit.
+_MAX_BFLOAT16_B2 = 0.99
+_NAMED = re.compile(r'(?<=^policies\.)[^.]+')
+
+
+def default() -> ml_collections.ConfigDict:
+  """A config of all keys at their defaults, which has no policies yet."""
+  keys = config_keys.KEYS.items()
+  config = nested({k: key.default for k, key in keys if 'NAME' not in k})
+  config.policies = {}
+  return config
+
+
+def policy() -> ml_collections.ConfigDict:
+  """The config of a policy, all keys at their defaults."""
+  return nested({k: key.default for k, key in config_keys.POLICY.items()})
 
 
 def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
-  """{'train.rounds': 150, ...}."""
+  """Flattens a config to {'train.rounds': 150, ...}, as JSON would have it."""
   items = {}
   for name, value in config.items():
     if isinstance(value, ml_collections.ConfigDict):
@@ -35,7 +58,7 @@ def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
 
 
 def nested(values: Mapping) -> ml_collections.ConfigDict:
-  """The config that `flat` made `values` of."""
+  """Makes a config of flat values; the inverse of `flat`."""
   config = ml_collections.ConfigDict()
   for key, value in values.items():
     *folders, name = key.split('.')
@@ -49,23 +72,25 @@ def nested(values: Mapping) -> ml_collections.ConfigDict:
 
 
 def without_places(values: Mapping) -> dict:
-  """The part of `flat` that decides what a run does."""
+  """The part of a flat config that decides what a run computes."""
   return {k: v for k, v in values.items() if not _PLACES.fullmatch(k)}
 
 
 def of_all_processes(values: Mapping) -> dict:
-  """The part of `flat` that the processes of one run have in common."""
+  """The part of a flat config that all processes of a run must share."""
   return {k: v for k, v in values.items() if not _OF_PROCESS.fullmatch(k)}
 
 
 def listens_to(policies: ml_collections.ConfigDict) -> dict[str, list[str]]:
-  """The policies that each policy listens to, in their order."""
+  """The peers that each policy takes records from, in their order."""
   listed = {name: policy.listens_to for name, policy in policies.items()}
   return {
     name: [
-      n for n in policies if n != name and (n in some or EVERYBODY in some)
+      n
+      for n in policies
+      if n != name and (n in peers or config_keys.EVERYBODY in peers)
     ]
-    for name, some in listed.items()
+    for name, peers in listed.items()
   }
 
 
@@ -76,13 +101,15 @@ def digest(values) -> str:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Refuses values that cannot be, before anything is built of them.
+  """Checks every key, and keys against each other, before anything is built.
 
   Raises:
     InputError: names the key, its value and what it may be.
   """
   for name, value in flat(config).items():
-    _check_value(name, value)
+    pattern = _NAMED.sub('NAME', name)
+    checks.choose(pattern, config_keys.KEYS, 'key of the config')
+    _check_value(name, value, config_keys.KEYS[pattern])
   require = checks.require
   require(bool(config.policies), 'policies is empty; a run needs at least one')
   for name, policy in config.policies.items():
@@ -95,10 +122,11 @@ def check(config: ml_collections.ConfigDict) -> None:
   )
   require(bool(config.data.families), 'data.families is empty')
   require(bool(config.reward.marker), 'reward.marker is empty')
-  checks.choose(
-    config.sample.long_prompts,
-    dict.fromkeys(('skip', 'error')),
-    'sample.long_prompts',
+  functions, weights = config.reward.functions, config.reward.weights
+  require(
+    len(functions) == len(weights) > 0,
+    f'reward.functions = {functions} and reward.weights = {weights}; give a '
+    'weight for each function, and at least one',
   )
   require(
     config.train.prompts % config.train.mini_batches == 0,
@@ -115,28 +143,58 @@ def check(config: ml_collections.ConfigDict) -> None:
     f'reward.overlong_tokens = {config.reward.overlong_tokens} is more than '
     f'sample.max_tokens = {config.sample.max_tokens}',
   )
-  _check_exchange(config)
+  require(
+    config.reward.overlong_tokens == 0 or 'overlong' in functions,
+    f'reward.overlong_tokens = {config.reward.overlong_tokens} has no effect: '
+    f"reward.functions = {functions} does not have 'overlong'",
+  )
+  for phase in ('warm_start', 'train'):
+    optimizer = config[phase].optimizer
+    require(
+      optimizer.state_dtype == 'float32' or optimizer.b2 <= _MAX_BFLOAT16_B2,
+      f'{phase}.optimizer.b2 = {optimizer.b2}: a {optimizer.state_dtype} mean '
+      f'of squared gradients would stand still. Give at most '
+      f'{_MAX_BFLOAT16_B2}, or state_dtype = float32',
+    )
+  require(
+    any(not (p.address or p.journal) for p in config.policies.values()),
+    'every policy has an address or a journal; at least one must be trained '
+    'here',
+  )
+  _check_capacity(config)
 
 
-def _check_value(name, value):
-  least, most = _RANGES.get(
-    re.sub(r'^policies\.[^.]+', 'policies.NAME', name), (None, None)
+def _check_value(name, value, key: config_keys.Key) -> None:
+  if value == key.default:
+    return
+  require = checks.require
+  for number in value if isinstance(value, list) else [value]:
+    require(
+      not isinstance(number, float) or math.isfinite(number),
+      f'{name} = {value}; it must be a finite number',
+    )
+  require(
+    key.least is None or value >= key.least,
+    f'{name} = {value}; it must be at least {key.least}',
   )
-  checks.require(
-    not isinstance(value, float) or math.isfinite(value),
-    f'{name} = {value}; it must be a finite number',
+  require(
+    key.most is None or value <= key.most,
+    f'{name} = {value}; it must be at most {key.most}',
   )
-  checks.require(
-    least is None or value >= least,
-    f'{name} = {value}; it must be at least {least}',
+  require(
+    key.above is None or value > key.above,
+    f'{name} = {value}; it must be above {key.above}',
   )
-  checks.require(
-    most is None or value <= most,
-    f'{name} = {value}; it must be at most {most}',
-  )
-  checks.require(
-    name not in _POSITIVE or value > 0, f'{name} = {value}; it must be above 0'
-  )
+  if key.choices:
+    for chosen in value if isinstance(value, list) else [value]:
+      checks.choose(chosen, dict.fromkeys(choices(key)), name)
+
+
+def choices(key: config_keys.Key) -> Iterable[str]:
+  """The values that a key may have; a table is imported to list its rows."""
+  if isinstance(key.choices, str):
+    return pkgutil.resolve_name(f'mrl_jax.{key.choices}')
+  return key.choices
 
 
 def _check_policy(name, policy, warm_start_steps):
@@ -147,9 +205,13 @@ def _check_policy(name, policy, warm_start_steps):
   )
   _check_template(f'policies.{name}', policy)
   checks.require(
+    not (policy.address and policy.journal),
+    f'policies.{name} has an address and a journal; give one of them',
+  )
+  checks.require(
     bool(policy.path) or not policy.lora.rank,
-    f'policies.{name}.lora.rank = {policy.lora.rank} adapts a model that is '
-    f'there; give its policies.{name}.path',
+    f'policies.{name}.lora.rank = {policy.lora.rank}: adapters need a '
+    f'pretrained model; give policies.{name}.path',
   )
   checks.require(
     bool(policy.warm_start_families) or not warm_start_steps,
@@ -160,7 +222,6 @@ def _check_policy(name, policy, warm_start_steps):
 
 def _check_template(key, policy):
   template = f'{key}.template = {policy.template!r}'
-  checks.choose(policy.thinking, THINKING, f'{key}.thinking')
   if policy.template == CHAT:
     checks.require(
       bool(policy.tokenizer.path or policy.path),
@@ -182,46 +243,25 @@ def _check_template(key, policy):
 
 def _check_listens_to(name, listed, policies):
   key = f'policies.{name}.listens_to'
-  others = {n: p for n, p in policies.items() if n != name}
+  everybody = config_keys.EVERYBODY
   checks.require(
     name not in listed,
     f'{key} = {listed} has {name} itself; a policy learns from its own '
     'rollouts in any case',
   )
   checks.require(
-    EVERYBODY not in listed or len(listed) == 1,
-    f"{key} = {listed} has names beside '{EVERYBODY}', which is all others; "
+    everybody not in listed or len(listed) == 1,
+    f"{key} = {listed} has names beside '{everybody}', which is all others; "
     'give one or the other',
   )
+  others = {n: p for n, p in policies.items() if n != name}
   for peer in listed:
-    if peer != EVERYBODY:
+    if peer != everybody:
       checks.choose(peer, others, f'policy in {key}')
 
 
-def _check_exchange(config):
-  _check_capacity(config)
-  checks.choose(config.see.journal, dict.fromkeys(JOURNALS), 'see.journal')
-  missing = {*config.policies} - {*config.see.peers}
-  checks.require(
-    not missing,
-    f'see.peers lacks {", ".join(sorted(missing))}; every policy has an entry '
-    'there, with an empty address and journal if it is trained here',
-  )
-  for name, peer in config.see.peers.items():
-    checks.choose(name, config.policies, 'policy in see.peers')
-    checks.require(
-      not (peer.address and peer.journal),
-      f'see.peers.{name} has an address and a journal; give one of them',
-    )
-  checks.require(
-    any(not (p.address or p.journal) for p in config.see.peers.values()),
-    'see.peers gives every policy an address or a journal; one at least must '
-    'be trained here',
-  )
-
-
 def _check_capacity(config):
-  """A queue has room for at least the arrays of a round of all peers."""
+  """A queue must hold the records that all peers publish in a round."""
   peers = max(map(len, listens_to(config.policies).values()))
   records = peers * config.train.prompts * (config.train.samples + 1)
   size = (
@@ -238,85 +278,3 @@ def _check_capacity(config):
     f'see.capacity_mib = {config.see.capacity_mib}; a round of the peers may '
     f'have {mib:.0f} MiB, and publishers would wait',
   )
-
-
-_POSITIVE = (
-  'reward.timeout_s',
-  'sample.temperature',
-  'method.correction.cap',
-  'method.prp.max_ratio',
-  'method.luffy.gamma',
-  'train.micro_rows',
-  'train.optimizer.clip_norm',
-  'warm_start.optimizer.clip_norm',
-)
-# The least and the most that a value may be; None is no bound.
-_RANGES = {
-  'seed': (0, 2**32 - 1),
-  'method.clip_low': (0, 1),
-  'method.clip_high': (0, None),
-  'method.dual_clip': (0, None),
-  'method.interpolation': (0, 1),
-  'method.max_peer_groups': (0, None),
-  'method.kl_weight': (0, None),
-  'method.entropy_weight': (0, None),
-  'method.sgt.weight': (0, None),
-  'method.hacpo.window': (1, None),
-  'method.hacpo.delta': (0, 1),
-  'method.hacpo.delta_step': (0, None),
-  'method.hacpo.alpha': (0, None),
-  'method.graft.floor': (0, None),
-  'reward.overlong_tokens': (0, None),
-  'policies.NAME.model.num_layers': (1, None),
-  'policies.NAME.model.d_model': (1, None),
-  'policies.NAME.model.d_ff': (1, None),
-  'policies.NAME.model.num_heads': (1, None),
-  'policies.NAME.model.num_kv_heads': (1, None),
-  'policies.NAME.model.head_dim': (2, None),
-  'policies.NAME.tokenizer.vocab_size': (1, 2**20),
-  'policies.NAME.lora.rank': (0, None),
-  'policies.NAME.lora.alpha': (0, None),
-  'warm_start.steps': (0, None),
-  'warm_start.batch': (1, None),
-  'warm_start.rejected_share': (0, 1),
-  'sample.max_prompt_tokens': (1, None),
-  'sample.max_tokens': (1, None),
-  'sample.refills': (0, None),
-  'sample.batch': (0, None),
-  'train.rounds': (1, None),
-  'train.prompts': (1, None),
-  'train.samples': (1, None),
-  'train.mini_batches': (1, None),
-  'train.row_multiple': (1, None),
-  'train.logit_chunk': (1, None),
-  'eval.every': (1, None),
-  'eval.prompts': (1, None),
-  'eval.samples': (1, None),
-  'eval.batch': (1, None),
-  'eval.temperature': (0, None),
-  'eval.completions': (0, None),
-  'see.max_staleness': (0, None),
-  'see.capacity_mib': (1, None),
-  'see.block_s': (0, None),
-  'see.wait_s': (0, None),
-  'see.outcome_texts': (0, records_lib.MAX_TEXTS),
-  'see.max_message_mib': (1, 1024),
-  'thl.max_tokens': (1, None),
-  'thl.max_residual': (0, 1),
-  'mwra.emulated_devices': (1, None),
-  'mwra.tensor': (1, None),
-  'checkpoint.every': (1, None),
-  'checkpoint.keep': (1, None),
-  **{
-    f'{phase}.optimizer.{field}': bounds
-    for phase in ('warm_start', 'train')
-    for field, bounds in (
-      ('learning_rate', (0, None)),
-      ('warmup_steps', (0, None)),
-      ('final_fraction', (0, 1)),
-      ('weight_decay', (0, None)),
-      ('b1', (0, 0.999999)),
-      ('b2', (0, 0.999999)),
-    )
-  },
-}

@@ -1,15 +1,15 @@
-"""Files and folders that are there whole or not at all."""
+"""Files and folders that exist completely or not at all."""
 
 from collections.abc import Iterator
 import contextlib
 import os
 import tempfile
 
-ASIDE = '.new'  # How the name of a file ends while it is written.
+ASIDE = '.new'  # Suffix of a file while it is being written.
 
 
 def write(path: str, content: str | bytes) -> None:
-  """Writes a file so that a kill leaves the old one or the new one."""
+  """Writes a file; after a kill, the old or the new content is there."""
   aside = path + ASIDE
   data = content.encode() if isinstance(content, str) else content
   with open(aside, 'wb') as f:
@@ -21,10 +21,10 @@ def write(path: str, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: str) -> Iterator[str]:
-  """Gives the path of a folder to make; once made, it is moved to `path`.
+  """Yields the path of a folder to make, which is then renamed to `path`.
 
-  Where another process was first, what it made stays: runs that share a cache
-  make the same of the same config.
+  If another process made `path` first, its folder stays: runs that share a cache
+  make the same files from the same config.
   """
   parent, name = os.path.split(os.path.abspath(path))
   os.makedirs(parent, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Tokenizers as Hugging Face folders; `transformers` is imported when used.
+"""Configs, tokenizers and chat templates of Hugging Face folders.
 
-It takes a second to import, and warns that torch, which nothing here uses, is
-missing.
+`transformers` is imported when it is used: that takes a second, and warns that
+torch, which nothing here uses, is missing.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from mrl_jax import checks
 from mrl_jax import files
 
 _PROMPT = '{prompt}'
-# Put before a template, so that it cannot tell today's date: it is that which
-# Llama 3's writes where there is no clock.
+# Prepended to a template, so that it does not depend on today's date: the date is
+# the one that Llama 3's template writes without a clock.
 _SAME_DAY = (
   '{% macro strftime_now(form) %}{{ form'
   " | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')"
   " | replace('%m', '07') | replace('%Y', '2024') }}{% endmacro %}"
 )
-# Configs, tokenizers, their old forms, and chat templates.
+# Suffixes of configs, tokenizers in new and old formats, and chat templates.
 _BESIDE_WEIGHTS = ('.json', '.txt', '.model', '.jinja')
 
 
@@ -34,17 +34,12 @@ def _transformers():
 
 
 def load_tokenizer(path: str):
-  """The fast tokenizer at `path`, a folder or a hub name.
+  """Loads the fast tokenizer at `path`, a folder or a hub name.
 
   Raises:
     InputError: there is none, or it has no end-of-sequence token.
   """
-  try:
-    tokenizer = _transformers().AutoTokenizer.from_pretrained(path)
-  except Exception as error:  # Files that cannot be read raise anything.
-    raise checks.InputError(
-      f'no tokenizer could be loaded from {path!r}: {error}'
-    ) from error
+  tokenizer = _load('AutoTokenizer', 'tokenizer', path)
   checks.require(
     tokenizer.is_fast and tokenizer.eos_token_id is not None,
     f'the tokenizer at {path!r} must be a fast one with an end-of-sequence '
@@ -54,76 +49,71 @@ def load_tokenizer(path: str):
 
 
 def stop_ids(path: str) -> tuple[int, ...]:
-  """What a completion ends with, by a model's config of generation, or its own.
+  """The stop tokens in a model's generation config or, if absent, its config.
 
-  Nothing where neither is there, or says so.
-
-  Args:
-    path: a folder or a hub name.
+  `path` is a folder or a hub name. Without any in either file, they are ().
 
   Raises:
-    InputError: one is malformed, or the hub does not answer.
+    InputError: a file is malformed, or the hub does not answer.
   """
+  folder = _folder(path, '*config.json')
   for name in ('generation_config.json', 'config.json'):
-    found = _field(path, name, 'eos_token_id')
-    if found is not None:
-      break
-  else:
-    return ()
-  ids = found if isinstance(found, list) else [found]
-  checks.require(
-    all(type(i) is int for i in ids),
-    f'{name} of {path!r}: eos_token_id = {found!r} is neither an id nor a list '
-    'of ids',
-  )
-  return tuple(ids)
+    file = os.path.join(folder, name)
+    try:
+      with open(file, encoding='utf-8') as f:
+        ids = json.load(f).get('eos_token_id')
+    except FileNotFoundError:
+      continue
+    except (ValueError, AttributeError) as error:
+      raise checks.InputError(f'{file} is malformed: {error}') from error
+    if ids is not None:
+      ids = ids if isinstance(ids, list) else [ids]
+      checks.require(
+        all(type(i) is int for i in ids),
+        f'{file}: eos_token_id must be an id or a list of ids, not {ids!r}',
+      )
+      return tuple(ids)
+  return ()
 
 
-def _field(path, name, key):
-  """What a JSON file says of `key`; None without such a file."""
-  file = os.path.join(path, name)
-  if not os.path.isdir(path):
-    file = _downloaded(path, name)
-  if file is None or not os.path.exists(file):
-    return None
-  try:
-    with open(file, encoding='utf-8') as f:
-      return json.load(f).get(key)
-  except (ValueError, AttributeError) as error:
-    raise checks.InputError(f'{file} is malformed: {error}') from error
+def weights_folder(path: str) -> str:
+  """The folder with a model's weights, downloaded if `path` is a hub name.
+
+  Raises:
+    InputError: `path` is neither a folder nor a name on the hub.
+  """
+  return _folder(path, '*.safetensors', *(f'*{s}' for s in _BESIDE_WEIGHTS))
 
 
-def _downloaded(path, name) -> str | None:
-  """A file of the hub; None if there is no such file."""
+def _folder(path, *patterns) -> str:
+  """The folder at `path`; of a hub name, with its files of these patterns."""
+  if os.path.isdir(path):
+    return path
   import huggingface_hub
   from huggingface_hub import errors
 
   try:
-    return huggingface_hub.hf_hub_download(path, name)
-  except errors.RemoteEntryNotFoundError:
-    return None
+    return huggingface_hub.snapshot_download(
+      path, allow_patterns=patterns, ignore_patterns=['*/*', 'consolidated*']
+    )
   except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-    raise _no_answer(path, error) from error
-
-
-def _no_answer(path, error) -> checks.InputError:
-  return checks.InputError(
-    f'{path!r} is not a folder, and the hub did not give it: {error}'
-  )
+    raise checks.InputError(
+      f'{path!r} is not a folder, and cannot be downloaded from the hub: {error}'
+    ) from error
 
 
 def chat_template(
   tokenizer, system: str = '', thinking: bool | None = None
 ) -> tuple[str, str]:
-  """What a tokenizer's chat template writes before and after a prompt.
+  """The text of a tokenizer's chat template before and after a prompt.
 
-  Some templates write today's date; here, every day is 26 July 2024, so that a
-  run can be repeated. Some trim what the user says; prompts are not trimmed.
+  Some templates write today's date; here it is always 26 July 2024, so that
+  runs can be repeated. Some trim the user's message; prompts are not trimmed.
 
   Args:
     tokenizer: of `load_tokenizer`.
     system: the system prompt; '' is none.
-    thinking: the template's `enable_thinking`; None leaves it to the template.
+    thinking: the template's `enable_thinking`; None leaves the default.
 
   Raises:
     InputError: there is no template, or it cannot write such a chat.
@@ -137,45 +127,41 @@ def chat_template(
   messages = [{'role': 'system', 'content': system}] if system else []
   messages.append({'role': 'user', 'content': _PROMPT})
 
-  def render(**options):
+  def render(thinking):
     return tokenizer.apply_chat_template(
       messages,
       tokenize=False,
       add_generation_prompt=True,
       chat_template=_SAME_DAY + tokenizer.get_chat_template(),
-      **options,
+      **({} if thinking is None else {'enable_thinking': thinking}),
     )
 
   try:
-    if thinking is None:
-      text = render()
-    else:
-      text = render(enable_thinking=thinking)
-      switches = text != render(enable_thinking=not thinking)
+    text = render(thinking)
+    no_switch = thinking is not None and text == render(not thinking)
   except Exception as error:  # A template is a program, and may raise anything.
     raise checks.InputError(
       f'the chat template at {path!r} cannot write a prompt'
       f'{" with a system prompt" if system else ""}: {error}'
     ) from error
   checks.require(
-    thinking is None or switches,
+    not no_switch,
     f'the chat template at {path!r} writes the same with and without thinking; '
     'leave it to the template',
   )
-  count = text.count(_PROMPT)
+  parts = text.split(_PROMPT)
   checks.require(
-    count == 1,
+    len(parts) == 2,
     f'the chat template at {path!r} wrote {_PROMPT!r}, which stands for the '
-    f'prompt, {count} times in {text!r}; it must be there once',
+    f'prompt, {len(parts) - 1} times in {text!r}; it must be there once',
   )
-  before, after = text.split(_PROMPT)
-  return before, after
+  return tuple(parts)
 
 
 def save_tokenizer(
   tokenizer: tokenizers.Tokenizer, folder: str, **special_tokens: str
 ) -> None:
-  """Writes a folder that `load_tokenizer` reads."""
+  """Writes a folder that `load_tokenizer` can read."""
   with files.new_folder(folder) as aside:
     _transformers().PreTrainedTokenizerFast(
       tokenizer_object=tokenizer,
@@ -185,60 +171,43 @@ def save_tokenizer(
 
 
 def load_config(path: str) -> dict:
-  """The config of the model at `path`, with all that its family takes for set.
+  """Loads the config of the model at `path`, with the defaults of its family.
 
   Raises:
-    InputError: there is none, or `transformers` does not know its family.
+    InputError: there is none, or `transformers` does not know the family.
   """
+  return _load('AutoConfig', 'config of a model', path).to_dict()
+
+
+def _load(kind, what, path):
   try:
-    config = _transformers().AutoConfig.from_pretrained(path)
-  except Exception as error:  # Fields that cannot be raise anything.
+    return getattr(_transformers(), kind).from_pretrained(path)
+  except Exception as error:  # Files that cannot be read raise anything.
     raise checks.InputError(
-      f'no config of a model could be loaded from {path!r}: {error}'
+      f'no {what} could be loaded from {path!r}: {error}'
     ) from error
-  return config.to_dict()
-
-
-def weights_folder(path: str) -> str:
-  """The folder with a model's weights; a hub name is downloaded.
-
-  Raises:
-    InputError: it is neither a folder nor a name that the hub answers to.
-  """
-  if os.path.isdir(path):
-    return path
-  import huggingface_hub
-  from huggingface_hub import errors
-
-  try:
-    return huggingface_hub.snapshot_download(
-      path,
-      allow_patterns=['*.safetensors', '*.json', '*.txt', '*.model', '*.jinja'],
-      ignore_patterns=['*/*', 'consolidated*'],
-    )
-  except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-    raise _no_answer(path, error) from error
 
 
 def source_dtype(path: str) -> str | None:
-  """What the weights at `path` are said to be stored as."""
+  """The dtype that the config at `path` names; None if it names none."""
   dtype = load_config(path).get('dtype')
   return dtype and str(dtype).removeprefix('torch.')
 
 
 def copy_config(path: str, tokenizer: str, folder: str, dtype: str) -> None:
-  """Writes what belongs to the model at `path`, but the weights, to `folder`.
+  """Copies config and tokenizer of the model at `path`, but not its weights.
 
-  Its tokenizer may be that at another path.
+  `tokenizer` may be another path, whose tokenizer is copied instead.
   """
   source = weights_folder(path)
-  mine = tokenizer == path
-  for name in os.listdir(source):
-    beside = name.endswith(_BESIDE_WEIGHTS) and not name.endswith('.index.json')
-    if beside if mine else name == 'config.json':
-      shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
-  if not mine:
+  names = ['config.json']
+  if tokenizer == path:
+    names = [n for n in os.listdir(source) if n.endswith(_BESIDE_WEIGHTS)]
+  else:
     _save_tokenizer(tokenizer, folder)
+  for name in names:
+    if not name.endswith('.index.json'):
+      shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
   about = os.path.join(folder, 'config.json')
   with open(about, encoding='utf-8') as f:
     values = json.load(f)
@@ -249,17 +218,14 @@ def copy_config(path: str, tokenizer: str, folder: str, dtype: str) -> None:
 def save_config(
   values: Mapping, tokenizer: str, folder: str, dtype: str
 ) -> None:
-  """Writes the config of a model, and a copy of its tokenizer, to `folder`."""
+  """Writes a model's config, and a copy of its tokenizer, to `folder`."""
   ids = _save_tokenizer(tokenizer, folder)
-  kind = values['model_type']
-  fields = {key: v for key, v in values.items() if key != 'model_type'}
-  _transformers().AutoConfig.for_model(
-    kind, **fields, **ids, dtype=dtype
-  ).save_pretrained(folder)
+  config = _transformers().AutoConfig.for_model(**values, **ids, dtype=dtype)
+  config.save_pretrained(folder)
 
 
 def _save_tokenizer(path, folder) -> dict:
-  """Writes a tokenizer, and its ids of generation, which it returns."""
+  """Writes a tokenizer and its generation config; returns its special ids."""
   tokenizer = load_tokenizer(path)
   tokenizer.save_pretrained(folder)
   ends = sorted({tokenizer.eos_token_id, *stop_ids(path)})

@@ -1,7 +1,7 @@
 """The typed records that policies exchange, and the prompts they are about.
 
-Records hold arrays and raw bytes. A peer's text is not decoded here, and no
-record runs code when it is read.
+Records hold arrays and raw bytes. A peer's text is not decoded here, and reading
+a record runs no code.
 """
 
 import math
@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 SCHEMA = 1
-LARGEST = 1e6  # Of rewards and log-probabilities, in absolute value.
-REST_BYTES = 256  # Of a record's names and numbers, about.
+LARGEST = 1e6  # Bound of |reward| and |log-probability|.
+REST_BYTES = 256  # Approximate bytes of a record's names and numbers.
 MAX_NAME = 1024  # Characters of a name, such as a prompt's id.
-MAX_TEXTS = 64  # Of an outcome.
+MAX_TEXTS = 64  # Texts of an outcome.
 WHOLE_GROUP = -1  # The sample number of a record about a whole group.
 
-_MOST = 2**31 - 1  # Of anything that is counted.
+_MOST = 2**31 - 1  # Bound of counts.
 
 Finish = Literal['stop', 'length']
 Verdict = Literal['correct', 'wrong', 'unparsable']
@@ -26,26 +26,26 @@ Sample = Annotated[int, msgspec.Meta(ge=WHOLE_GROUP, le=_MOST)]
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-  """A question, its gold answer and, where the source has it, its family."""
+  """A prompt and its gold answer; its family and a solution if known."""
 
   id: str
   text: str
   answer: str
   family: str = ''
-  solution: str = ''  # A worked example, where the source has one.
+  solution: str = ''  # A worked solution.
 
 
 class Header(
   msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-  """Where a record comes from; (run ... sample) and the kind identify it."""
+  """The source of a record; (run ... sample) and its kind identify it."""
 
   run: str
   round: Count
   policy: str
   prompt: str
   sample: Sample = WHOLE_GROUP
-  version: Count  # Updates of the policy when it sampled.
+  version: Count  # Number of updates of the policy when it sampled.
   tokenizer: str  # Fingerprint of the policy's tokenizer.
   created: float  # Seconds since the epoch.
   schema: int = SCHEMA
@@ -59,22 +59,22 @@ class Rollout(
   eq=False,
   forbid_unknown_fields=True,
 ):
-  """One completion, as the policy that sampled it saw it.
+  """One completion, in the tokens of the policy that sampled it.
 
   Attributes:
-    header: where it comes from.
+    header: its source.
     payload: the completion's bytes, without the stop token.
-    finish: 'stop' when `ids` ends with a stop token, else 'length'.
+    finish: 'stop' if `ids` ends with a stop token, else 'length'.
     ids: i32 [T], the sampled tokens.
-    byte_lengths: i32 [T], bytes of each token; they sum to the payload's, and
-      control tokens have none.
-    sampling_logp: f32 [T], under the density sampled from (nats).
-    policy_logp: f32 [T], under the policy at temperature 1 (nats).
+    byte_lengths: i32 [T], bytes of each token, 0 for control tokens; they sum to
+      the length of the payload.
+    sampling_logp: f32 [T], log-probabilities under the sampling density (nats).
+    policy_logp: f32 [T], log-probabilities at temperature 1 (nats).
     mask: bool [T], the tokens that may be trained on.
     temperature, top_p: of sampling.
     reward: the weighted sum of the reward functions.
-    advantage: of the reward in the sender's own group, as GRPO has it.
-    verdict: what the verifier said of the answer.
+    advantage: GRPO's advantage in the sender's own group.
+    verdict: the sender's verdict on the answer.
   """
 
   header: Header
@@ -103,7 +103,7 @@ class GroupStats(
   kw_only=True,
   forbid_unknown_fields=True,
 ):
-  """The rewards of one policy's samples of one prompt, as moments."""
+  """Moments of the rewards of one policy's samples of one prompt."""
 
   header: Header
   count: Count
@@ -119,15 +119,15 @@ class Outcome(
   kw_only=True,
   forbid_unknown_fields=True,
 ):
-  """What one policy's samples of one prompt came to, without probabilities.
+  """Successes of one policy's samples of one prompt, without probabilities.
 
   Attributes:
-    header: where it comes from.
-    count: samples.
-    successes: how many of them the verifier found correct.
-    texts: the bytes of some that it did, each ended by the policy itself.
-    verifier: what verified them.
-    verdict: what it said of every one of `texts`.
+    header: its source.
+    count: number of samples.
+    successes: number of samples that the verifier found correct.
+    texts: bytes of some of those samples, each ended by the policy itself.
+    verifier: the name of the verifier.
+    verdict: the verdict on every one of `texts`.
   """
 
   header: Header
@@ -147,13 +147,13 @@ def kind(record: Record) -> str:
 
 
 def identity(record: Record) -> tuple:
-  """What makes a second copy of a record a duplicate."""
+  """The key of a record; a second record with the same key is a duplicate."""
   h = record.header
   return (h.run, h.round, h.policy, h.prompt, h.sample, kind(record))
 
 
 def size(record: Record) -> int:
-  """Bytes of a sound record: text and arrays, and the rest by a constant."""
+  """Approximate bytes of a record: its text and arrays, and a constant."""
   if isinstance(record, GroupStats):
     return REST_BYTES
   if isinstance(record, Outcome):
@@ -162,7 +162,7 @@ def size(record: Record) -> int:
 
 
 def fault(record: Record) -> str | None:
-  """Why a record must be refused, as a short code; None when it is sound."""
+  """A short code of why a record must be refused; None if it is sound."""
   header = record.header
   if header.schema != SCHEMA:
     return 'schema'
@@ -180,7 +180,7 @@ def _fault_of_stats(stats):
   mean_square = stats.reward_square_sum / stats.count
   if not (abs(mean) <= LARGEST and mean_square <= LARGEST**2):
     return 'reward'
-  # No rewards have a negative variance; sums may be rounded.
+  # The variance cannot be negative, except by rounding of the sums.
   return None if mean**2 <= mean_square * (1 + 1e-6) else 'moments'
 
 
@@ -228,8 +228,8 @@ def _fault_of_rollout(record):
   return None if abs(record.advantage) <= LARGEST else 'advantage'
 
 
-# Of arrays that may be empty. A NaN is both the least and the greatest, and for
-# short arrays this takes a quarter of the time of `min` and `max`.
+# Extremes of arrays that may be empty. NaN counts as both extremes. For short
+# arrays this takes a quarter of the time of `min` and `max`.
 
 
 def _least(array):
@@ -248,7 +248,7 @@ _ARRAYS = {
   'policy_logp': np.dtype(np.float32),
   'mask': np.dtype(np.bool_),
 }
-TOKEN_BYTES = sum(dtype.itemsize for dtype in _ARRAYS.values())  # In arrays.
+TOKEN_BYTES = sum(dtype.itemsize for dtype in _ARRAYS.values())
 _FAULTS = {
   Rollout: _fault_of_rollout,
   GroupStats: _fault_of_stats,

@@ -1,16 +1,16 @@
-"""Untrusted text, made fit to be shown."""
+"""Makes untrusted text safe to show."""
 
 import unicodedata
 
 
 def printable(text: str) -> str:
-  """Text of a line, so that what shows it does not obey it."""
+  """Escapes control characters in a line, so that no terminal obeys them."""
   return ''.join(map(_escaped, text))
 
 
 def _escaped(c: str) -> str:
   code = ord(c)
-  # Combining marks would change what stands before them.
+  # Combining marks would change the character before them.
   if c.isprintable() and not unicodedata.category(c).startswith('M'):
     return c
   if 0xDC80 <= code <= 0xDCFF:

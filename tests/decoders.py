@@ -1,11 +1,13 @@
-"""Small decoders, and one full forward pass to compare with."""
+"""Small decoders with random parameters, their logits, and meshes."""
 
 import functools
 
 from flax import nnx
 import jax
+from jax.sharding import Mesh
 import numpy as np
 
+from mrl_jax import config as config_lib
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import logps
@@ -13,22 +15,31 @@ from tests import examples
 
 
 @functools.cache
-def decoder(family: str = 'llama') -> decoder_lib.Decoder:
-  """A decoder with random parameters; not to be changed."""
-  build = functools.partial(
-    decoder_lib.Decoder, families.build(family, **examples.SIZES)
-  )
-  graphdef = nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
-  params = jax.jit(lambda key: nnx.state(build(nnx.Rngs(key))))
-  return nnx.merge(graphdef, params(jax.random.key(0)))
+def decoder(family: str = 'llama', **changes) -> decoder_lib.Decoder:
+  """A decoder of a family; shared, so do not change it.
+
+  All parameters are random, also those that are initially all equal: a test
+  would not notice if such parameters were mixed up.
+  """
+  config = families.build(family, **{**examples.SIZES, **changes})
+  graphdef, *parts = decoder_lib.abstract(config)
+  rng = np.random.default_rng(0)
+
+  def random(path, param):
+    values = rng.normal(scale=0.2, size=param.shape)
+    if path[-1] == 'scale':
+      values += 1 - config.norm_offset
+    return param.replace(values.astype(param.dtype))
+
+  return nnx.merge(graphdef, *(nnx.map_state(random, part) for part in parts))
 
 
 def logits(decoder, tokens_BS, valid_BS=None) -> np.ndarray:
-  """Of the next token at every position, by one full forward pass."""
+  """Next-token logits [B, S, V] at every position, by one forward pass."""
   if valid_BS is None:
     valid_BS = np.ones(tokens_BS.shape, bool)
   graphdef, params = nnx.split(decoder)
-  return _logits(graphdef, params, tokens_BS, valid_BS)
+  return np.asarray(_logits(graphdef, params, tokens_BS, valid_BS))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -37,3 +48,9 @@ def _logits(graphdef, params, tokens_BS, valid_BS):
   positions_BS, mask_BSS = logps.prompt_layout(valid_BS)
   hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
   return decoder.logits(hidden_BSD)
+
+
+def mesh(*shape: int) -> Mesh:
+  """A mesh of the first devices, with sizes of (data, fsdp, tensor)."""
+  devices = np.array(jax.devices()[: int(np.prod(shape))])
+  return Mesh(devices.reshape(shape), config_lib.MESH_AXES)

@@ -1,9 +1,11 @@
 """Small things that many tests are about; no jax."""
 
+import functools
 import random
 import string
 
 import ml_collections
+import msgspec
 import numpy as np
 
 from configs import base
@@ -12,7 +14,9 @@ from mrl_jax import records
 from mrl_jax.analysis import alignment as sides
 from mrl_jax.data import vocabulary
 from mrl_jax.mwra import cost
-from mrl_jax.sharing import lesson
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import publish
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
@@ -24,6 +28,7 @@ TEXTS = (
 )
 
 
+@functools.cache
 def tokenizer(kind: str) -> byte_tokenizer.ByteTokenizer:
   """A tokenizer of `vocabulary.KINDS`, trained on a few lines."""
   backend = vocabulary.KINDS[kind](TEXTS * 20, 340)
@@ -138,22 +143,55 @@ def outcome(
   )
 
 
-def learner(
-  tokenizer: byte_tokenizer.ByteTokenizer, **changes
-) -> lesson.Learner:
-  """A policy that trusts its peers, and finds every token as likely as 1/e."""
+def settings(name: str = 'grpo', **changes) -> ml_collections.ConfigDict:
+  """`config.method` of a method; keys as 'prp.level'."""
+  method = base.get_config().method
+  method.update_from_flattened_dict({'name': name, **changes})
+  return method
+
+
+def context(
+  tokenizer: byte_tokenizer.ByteTokenizer | None = None,
+  groups=None,
+  received=(),
+  *,
+  method: ml_collections.ConfigDict | None = None,
+  **changes,
+) -> context_lib.Context:
+  """A round of policy 'a', whose own group fails on three prompts.
+
+  It believes its peers, and gives every token the log-probability -1.
+  """
+  if groups is None:
+    groups = [group([0.0, 0.0], prompt=f'p{p}') for p in range(3)]
   fields = {
+    'groups': groups,
+    'received': received,
+    'settings': method or settings(),
     'tokenizer': tokenizer,
     'limits': transfer.Limits(max_tokens=20),
-    'judge': lambda prompt, rollout: (rollout.reward, rollout.verdict),
-    'verify': lambda prompt, payload: True,
-    'score': lambda rows: [
+    'judge': lambda responses: _claims(groups, received, responses),
+    'score': lambda rows, reference=False: [
       np.full(len(row.ids), -1.0, np.float32) for row in rows
     ],
     'rng': np.random.default_rng(0),
-    'ratios': {'a': 1.0, 'b': 1.0},
+    'capability': {'a': 1.0, 'b': 1.0},
   }
-  return lesson.Learner(**{**fields, **changes})
+  return context_lib.Context(**{**fields, **changes})
+
+
+def _claims(groups, received, responses):
+  """What peers claim of their responses, in the order that they are judged."""
+  index = {group[0].header.prompt: p for p, group in enumerate(groups)}
+  about = [r for r in received if r.header.prompt in index]
+  about.sort(key=lambda r: (index[r.header.prompt], r.header.policy))
+  rollouts = [r for r in about if isinstance(r, records.Rollout)]
+  texts = [t for r in about for t in getattr(r, 'texts', ())]
+  payloads = [payload for _, payload, _, _ in responses]
+  if payloads == [r.payload for r in rollouts]:
+    return [(r.reward, r.verdict) for r in rollouts]
+  assert payloads == texts
+  return [(1.0, 'correct')] * len(texts)
 
 
 def group(rewards, **fields) -> list[records.Rollout]:
@@ -162,6 +200,23 @@ def group(rewards, **fields) -> list[records.Rollout]:
     rollout(reward=reward, sample=g, **fields)
     for g, reward in enumerate(rewards)
   ]
+
+
+def stats(rewards, **fields) -> records.GroupStats:
+  """What a peer says of a group with these rewards."""
+  return publish.group_stats(group(rewards, **fields))
+
+
+replace = msgspec.structs.replace  # Of a record.
+
+
+def peer_group(*rollouts, prompt: int = 0) -> peer_groups.PeerGroup:
+  """The rollouts of one peer, with their advantages as they are."""
+  successes = sum(rollout.success for rollout in rollouts)
+  peer = rollouts[0].header.policy
+  return peer_groups.PeerGroup(
+    peer, prompt, len(rollouts), successes, rollouts=rollouts
+  )
 
 
 def read_back(shown):

@@ -1,34 +1,32 @@
-"""Two policies, a and b, that exchange records in each of the ways there are.
+"""Policies a and b that exchange records over every transport, for tests.
 
-Every way is a class with the same methods: a publishes, and b is an endpoint
-whose process can start again. Run as a process of its own, this module is one
-of the policies, and does what it reads from its standard input.
+`InProcess`, `Journal` and `Grpc` connect them; all have the same methods. a
+publishes, and b is an endpoint whose process can start again.
 """
 
-import base64
-import json
+import multiprocessing
 import os
-import pathlib
 import socket
-import subprocess
-import sys
 import time
 
 from mrl_jax import records
-from mrl_jax.see import inbox
+from mrl_jax.see import in_process
+from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal
-from mrl_jax.see import ledger
-from mrl_jax.see import node
-from mrl_jax.see import wire
+from mrl_jax.see import ledger as ledger_lib
+from mrl_jax.see import node as node_lib
+from mrl_jax.see import rpc
+from mrl_jax.see import security
+from tests import examples
 
-KINDS = records.KINDS
-PEER = inbox.Peer(tokenizer='fingerprint', vocab_size=1000, run='run')
-POLICIES = {'a': PEER, 'b': PEER}
-DEADLINE_S = 60.0  # Of what takes a moment, on a machine that is busy.
-AGES_S = 3 * DEADLINE_S  # What no test has the time to wait for.
+KINDS = frozenset(records.KINDS)
+PEER = inbox_lib.Peer(tokenizer='fingerprint', vocab_size=1000, run='run')
+BOTH = {'a': 'b', 'b': 'a'}  # Whom each policy listens to.
+DEADLINE_S = 60.0  # For what takes a moment, on a machine that is busy.
+AGES_S = 3 * DEADLINE_S  # A wait that no test survives.
 
 
-def limits(**changes) -> inbox.Limits:
+def limits(**changes) -> inbox_lib.Limits:
   fields = {
     'records': 100,
     'bytes': 100_000,
@@ -36,7 +34,24 @@ def limits(**changes) -> inbox.Limits:
     'block_s': 0.0,
     'wait_s': 0.0,
   }
-  return inbox.Limits(**{**fields, **changes})
+  return inbox_lib.Limits(**{**fields, **changes})
+
+
+def inbox(policy='b', peers='a', **changes) -> inbox_lib.Inbox:
+  return inbox_lib.Inbox(policy, dict.fromkeys(peers, PEER), limits(**changes))
+
+
+def journal_about(**changes) -> journal.About:
+  fields = {'policy': 'a', 'kinds': records.KINDS, **PEER._asdict()}
+  return journal.About(**{**fields, **changes})
+
+
+def write_journal(folder, **about) -> journal.Writer:
+  return journal.Writer(os.fspath(folder), journal_about(**about), '{}')
+
+
+def read_journal(folder, policy='a') -> journal.Reader:
+  return journal.Reader(os.fspath(folder), policy)
 
 
 def free_address() -> str:
@@ -45,130 +60,134 @@ def free_address() -> str:
     return f'127.0.0.1:{s.getsockname()[1]}'
 
 
+def addresses(policies) -> dict[str, str]:
+  return {policy: free_address() for policy in policies}
+
+
 def wait_until(condition) -> None:
   deadline = time.monotonic() + DEADLINE_S
   while not condition():
     assert time.monotonic() < deadline, 'waited in vain'
-    time.sleep(0.005)
+    time.sleep(0.002)
+
+
+def local_node(
+  listens_to, *, kinds=KINDS, journals=None, stored=None, **changes
+) -> node_lib.Node:
+  """A node of policies that exchange in memory, and read journals."""
+  inboxes = {n: inbox(n, peers, **changes) for n, peers in listens_to.items()}
+  transports = [
+    in_process.Transport(inboxes),
+    journal.Transport(inboxes, stored or {}, kinds),
+  ]
+  return node_lib.Node(inboxes, transports, kinds, journals)
 
 
 def remote_node(
-  here, there, folder, run_limits, state=b'', **network
-) -> node.Node:
-  """A node of one policy; `here` and `there` are (name, address)."""
-  made = node.Node(
-    POLICIES,
-    run_limits,
-    KINDS,
-    run='run',
-    network=node.Network(
-      listen=here[1], addresses={there[0]: there[1]}, **network
-    ),
-    folder=os.fspath(folder / here[0]),
+  here, places, folder, listens_to=BOTH, state=b'', **changes
+) -> node_lib.Node:
+  """An open node of the policies `here`; all have an address in `places`."""
+  inboxes = {n: inbox(n, listens_to[n], **changes) for n in here}
+  network = security.Network(
+    listen=places[here[0]],
+    addresses={n: place for n, place in places.items() if n not in here},
+  )
+  transport = rpc.Transport(
+    inboxes,
+    network,
+    listens_to,
+    limits(**changes),
+    'run',
+    os.fspath(folder / here),
+  )
+  node = node_lib.Node(
+    inboxes, [in_process.Transport(inboxes), transport], KINDS
   )
   if state:
-    made.endpoints[here[0]].restore(state)
-  made.open()
-  return made
+    node.endpoints[here].restore(state)
+  node.open()
+  return node
 
 
-def publish_and_wait(end, peer, round, published) -> None:
-  """Publishes, and waits until the peer has it all."""
-  end.publish(round, published)
-  wait_until(lambda: not waiting(end.sent[peer]))
+def publish_and_wait(endpoint, round, published) -> None:
+  """Publishes, and waits until all has been acknowledged."""
+  endpoint.publish(round, published)
+  (ledger,) = endpoint.sent.values()
+  wait_until(lambda: not waiting(ledger))
 
 
-def waiting(book: ledger.Ledger) -> int:
-  table = book.table()
+def waiting(ledger: ledger_lib.Ledger) -> int:
   return sum(
-    row['waiting'] for kinds in table.values() for row in kinds.values()
+    row['waiting']
+    for kinds in ledger.table().values()
+    for row in kinds.values()
   )
 
 
-def journal_about(**changes) -> journal.About:
-  fields = {
-    'policy': 'a',
-    'run': 'run',
-    'tokenizer': PEER.tokenizer,
-    'vocab_size': PEER.vocab_size,
-    'kinds': KINDS,
-  }
-  return journal.About(**{**fields, **changes})
+def fates(ledger, peer='a', kind='rollout') -> dict[str, int]:
+  """Counts that are not zero, but for the bytes."""
+  row = ledger.table()[peer][kind]
+  return {fate: n for fate, n in row.items() if n and fate != 'bytes'}
+
+
+def rounds(received) -> list[int]:
+  return [record.header.round for record in received]
+
+
+def rollouts(round=0, count=1, **fields) -> list[records.Rollout]:
+  return examples.group([1.0] * count, round=round, **fields)
 
 
 class InProcess:
-  """Both policies in one node."""
+  """Both policies are in one node."""
 
   def __init__(self, folder, **changes):
-    del folder
-    self._limits = limits(**changes)
-    self.restart(b'')
+    self._folder, self._changes = folder, changes
+    self.restart()
 
-  def restart(self, state):
-    self._node = node.Node(POLICIES, self._limits, KINDS)
-    self.b = self._node.endpoints['b']
+  def restart(self, state=b''):
+    self._open(local_node(BOTH, **self._changes), state)
+    self.publish = self._node.endpoints['a'].publish
+
+  def _open(self, node, state):
+    self._node, self.b = node, node.endpoints['b']
     if state:
       self.b.restore(state)
-
-  def publish(self, round, published):
-    self._node.endpoints['a'].publish(round, published)
-
-  def saved(self, rounds):
-    self._node.saved(rounds)
+    self.saved, self.close = node.saved, node.close
 
   def sent(self):
     return None
-
-  def close(self):
-    self._node.close()
 
 
 class Journal(InProcess):
   """a writes a journal, and b reads it while it grows."""
 
   def __init__(self, folder, **changes):
-    self._folder = os.fspath(folder)
-    self.publish = journal.Writer(self._folder, journal_about(), '{}').write
+    self.publish = write_journal(folder).write
     super().__init__(folder, **changes)
 
-  def restart(self, state):
-    self._node = node.Node(
-      POLICIES,
-      self._limits,
-      KINDS,
-      stored={'a': journal.Reader(self._folder, 'a')},
-    )
-    self.b = self._node.endpoints['b']
-    if state:
-      self.b.restore(state)
+  def restart(self, state=b''):
+    stored = {'a': read_journal(self._folder)}
+    self._open(local_node({'b': 'a'}, stored=stored, **self._changes), state)
 
 
 class Grpc:
-  """Two nodes that talk over the loopback interface."""
+  """Each policy is in a node of its own, on the loopback interface."""
 
   def __init__(self, folder, **changes):
-    self._folder, self._changes = folder, changes
-    self._places = ('a', free_address()), ('b', free_address())
-    self._b = None
-    self.restart(b'')
-    self._start_a()
+    self._options = {'folder': folder, **changes}
+    self._places, self._b = addresses('ab'), None
+    self.restart()
+    self._a = remote_node('a', self._places, **self._options)
 
-  def _start_a(self):
-    self._a = remote_node(*self._places, self._folder, limits(**self._changes))
-
-  def restart(self, state):
+  def restart(self, state=b''):
     if self._b:
       self._b.close()
-    self._b = remote_node(
-      *reversed(self._places), self._folder, limits(**self._changes), state
-    )
-    self.b = self._b.endpoints['b']
+    self._b = remote_node('b', self._places, state=state, **self._options)
+    self.b, self.saved = self._b.endpoints['b'], self._b.saved
 
   def publish(self, round, published):
-    publish_and_wait(self._a.endpoints['a'], 'b', round, published)
-
-  def saved(self, rounds):
-    self._b.saved(rounds)
+    publish_and_wait(self._a.endpoints['a'], round, published)
 
   def sent(self):
     return self._a.endpoints['a'].sent['b']
@@ -178,161 +197,43 @@ class Grpc:
     self._b.close()
 
 
-class Processes(Grpc):
-  """a is a process of its own, which can be killed and started again."""
-
-  def _start_a(self):
-    self._a = Child(*self._places, self._folder, self._changes)
-
-  def publish(self, round, published):
-    self._a.publish(round, published)
-
-  def sent(self):
-    book = ledger.Ledger(ledger.SENT)
-    book.restore(self._a.ask('sent'))
-    return book
-
-  def kill(self):
-    self._a.kill()
-
-  def start(self):
-    self._start_a()
-
-
-class Receiving:
-  """a is here; b is a process that can be killed and started again."""
-
-  def __init__(self, folder, **changes):
-    self._folder, self._changes = folder, changes
-    self._places = ('a', free_address()), ('b', free_address())
-    self._a = remote_node(*self._places, folder, limits(**changes))
-    self.a = self._a.endpoints['a']
-    self.restart(b'')
-
-  def restart(self, state):
-    self.b = Child(*reversed(self._places), self._folder, self._changes, state)
-
-  def publish(self, round, published):
-    publish_and_wait(self.a, 'b', round, published)
-
-  def close(self):
-    self._a.close()
-    self.b.close()
-
-
-_IDLE = []  # Processes; it takes a while to start one.
+_FORK_SERVER = multiprocessing.get_context('forkserver')
+_FORK_SERVER.set_forkserver_preload(['tests.exchanges'])
 
 
 class Child:
-  """A process with one policy, which can be killed."""
+  """A policy with a process of its own, which can be killed."""
 
-  def __init__(self, here, there, folder, changes, state=b''):
-    self._process = _IDLE.pop() if _IDLE else self._start()
-    self.ask(
-      'open',
-      here=here,
-      there=there,
-      folder=os.fspath(folder),
-      changes=changes,
-      state=base64.b64encode(state).decode(),
+  def __init__(self, *arguments, **options):
+    """With the arguments of `remote_node`."""
+    self._pipe, pipe = _FORK_SERVER.Pipe()
+    self._process = _FORK_SERVER.Process(
+      target=_serve, args=(pipe, arguments, options), daemon=True
     )
+    self._process.start()
+    self._pipe.recv()
 
-  @staticmethod
-  def _start():
-    return subprocess.Popen(
-      [sys.executable, '-m', 'tests.exchanges'],
-      cwd=pathlib.Path(__file__).parents[1],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-
-  def ask(self, what, **arguments):
-    self._answered = False
-    self._process.stdin.write(json.dumps([what, arguments]) + '\n')
-    self._process.stdin.flush()
-    answer = json.loads(self._process.stdout.readline())
-    self._answered = True
-    return answer
-
-  def publish(self, round, published):
-    self.ask('publish', round=round, published=_to_text(published))
-
-  def collect(self, round):
-    return _from_text(self.ask('collect', round=round))
-
-  def state(self):
-    return base64.b64decode(self.ask('state'))
-
-  def received(self):
-    book = ledger.Ledger()
-    book.restore(self.ask('received'))
-    return book
+  def ask(self, method, *arguments):
+    self._pipe.send((method, arguments))
+    return self._pipe.recv()
 
   def kill(self):
-    self._answered = False
-    with self._process:
-      self._process.kill()
-
-  def close(self):
-    if self._answered:
-      self.ask('close')
-      _IDLE.append(self._process)
-    else:
-      self.kill()
+    self._process.kill()
+    self._process.join()
 
 
-class Policy:
-  """In the process of a `Child`; its methods are what one can ask."""
-
-  def open(self, here, there, folder, changes, state):
-    self._node = remote_node(
-      here,
-      there,
-      pathlib.Path(folder),
-      limits(**changes),
-      base64.b64decode(state),
-    )
-    self._end, self._peer = self._node.endpoints[here[0]], there[0]
-
-  def publish(self, round, published):
-    publish_and_wait(self._end, self._peer, round, _from_text(published))
-
-  def collect(self, round):
-    return _to_text(self._end.collect(round, KINDS))
-
-  def sent(self):
-    return self._end.sent[self._peer].state()
-
-  def received(self):
-    return self._end.ledger.state()
-
-  def state(self):
-    return base64.b64encode(self._end.state()).decode()
-
-  def saved(self, rounds):
-    self._node.saved(rounds)
-
-  def close(self):
-    self._node.close()
-
-
-def _to_text(published):
-  return [
-    base64.b64encode(wire.encode(record)).decode() for record in published
-  ]
-
-
-def _from_text(texts):
-  return [wire.decode(base64.b64decode(text)) for text in texts]
-
-
-def main():
-  policy = Policy()
-  for line in sys.stdin:
-    what, arguments = json.loads(line)
-    print(json.dumps(getattr(policy, what)(**arguments)), flush=True)
-
-
-if __name__ == '__main__':
-  main()
+def _serve(pipe, arguments, options):
+  """Answers what `Child.ask` asks."""
+  node = remote_node(*arguments, **options)
+  (endpoint,) = node.endpoints.values()
+  methods = {
+    'publish': lambda *args: publish_and_wait(endpoint, *args),
+    'collect': lambda round: endpoint.collect(round, KINDS),
+    'fates': lambda: fates(endpoint.ledger),
+    'state': endpoint.state,
+    'saved': node.saved,
+  }
+  pipe.send('open')
+  while True:
+    method, args = pipe.recv()
+    pipe.send(methods[method](*args))

@@ -1,4 +1,4 @@
-"""Imports a model in a process of its own, and prints its peak of memory.
+"""Imports a model, and prints the peak memory of the process as JSON.
 
 python tests/imports.py FOLDER
 """
@@ -42,7 +42,7 @@ def main(folder: str) -> None:
 
 
 def _kib(field: str) -> int:
-  """Resident memory: what it is, or the most that it was."""
+  """A field of /proc/self/status: VmRSS is resident memory, VmHWM its peak."""
   with open('/proc/self/status') as f:
     return int(re.search(rf'{field}:\s+(\d+) kB', f.read())[1])
 

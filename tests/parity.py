@@ -1,4 +1,4 @@
-"""Small models of Hugging Face, and what `transformers` computes with them.
+"""Small Hugging Face models, and their logits by `transformers`.
 
 pip install -e '.[parity]' && python tests/parity.py   # writes tests/golden
 """
@@ -12,7 +12,9 @@ from safetensors import numpy as safetensors_numpy
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 EXPECTED = 'expected.safetensors'
-LENGTH, NEW = 24, 64  # Of the longest prompt; the windows are shorter.
+# Tokens of the longest prompt and of its continuation; sliding windows are
+# shorter.
+LENGTH, NEW = 24, 64
 
 _SIZES = {
   'vocab_size': 61,
@@ -41,7 +43,7 @@ _YARN = {
   'factor': 4.0,
   'original_max_position_embeddings': 32,
 }
-# What makes each differ from its family's defaults: `model_type` and fields.
+# `model_type` of each model, and the fields that differ from its defaults.
 MODELS = {
   'llama2': ('llama', {'num_key_value_heads': 4}),
   'llama3': ('llama', {'rope_parameters': _LLAMA3_ROPE}),
@@ -81,7 +83,7 @@ MODELS = {
 }  # fmt: skip
 
 
-# One of each family; the others are compared only where there is torch.
+# Models with stored files, one of each family; comparing others needs torch.
 STORED = (
   *('llama2', 'llama3', 'mistral', 'qwen2', 'qwen3'),
   *('gemma2', 'gemma3', 'smollm3', 'olmo2'),
@@ -89,7 +91,7 @@ STORED = (
 
 
 def write(name: str, folder: str, seed: int = 0):
-  """Writes a random model; returns it, as `transformers` has it."""
+  """Writes a random model; returns that of `transformers`."""
   import torch
   import transformers
 
@@ -99,7 +101,8 @@ def write(name: str, folder: str, seed: int = 0):
   model = transformers.AutoModelForCausalLM.from_config(config).eval()
   with torch.no_grad():
     for param in model.parameters():
-      # Norms and biases begin alike, which would hide that one is another.
+      # All norms and biases begin equal: a test would not notice if they were
+      # mixed up.
       scale = 0.5 if param.ndim == 1 else param.shape[-1] ** -0.5
       param.add_(scale * torch.randn(param.shape))
   model.save_pretrained(folder)
@@ -107,7 +110,7 @@ def write(name: str, folder: str, seed: int = 0):
 
 
 def prompts(seed: int) -> dict[str, np.ndarray]:
-  """Rows with padding before them."""
+  """Left-padded random prompts of three lengths."""
   tokens_BT = np.random.default_rng(seed).integers(3, 61, (3, LENGTH))
   valid_BT = np.arange(LENGTH)[None, :] >= np.array([[0], [5], [19]])
   return {
@@ -117,7 +120,7 @@ def prompts(seed: int) -> dict[str, np.ndarray]:
 
 
 def expected(model, seed: int) -> dict[str, np.ndarray]:
-  """Padded prompts and their logits."""
+  """The padded prompts, and the logits of `transformers`."""
   import torch
 
   rows = prompts(seed)
@@ -132,7 +135,7 @@ def expected(model, seed: int) -> dict[str, np.ndarray]:
 
 
 def greedy(model, seed: int) -> dict[str, np.ndarray]:
-  """What follows the prompts, the likeliest token after the other."""
+  """The greedy continuations of the prompts by `transformers`."""
   import torch
 
   rows = prompts(seed)

@@ -1,4 +1,4 @@
-"""Servers and senders of gRPC, real and fake, for tests."""
+"""Receivers and senders over gRPC, real and fake, for tests."""
 
 from concurrent import futures
 import os
@@ -6,99 +6,91 @@ import threading
 
 import grpc
 import msgspec
-import pytest
 
-from mrl_jax import checks
-from mrl_jax import records
-from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import rpc
-from mrl_jax.see import security as security_lib
-from mrl_jax.see import spool as spool_lib
+from mrl_jax.see import security
 from mrl_jax.see import wire
-from tests import examples
 from tests import exchanges
 
-PLAIN = security_lib.Security()
 METHOD = '/mrl_jax.see.Exchange/Publish'
 Code = grpc.StatusCode
 
 
 class Receiver:
-  """The server of policies that a, and whoever else is named, sends to."""
+  """An open transport of policies that a, or whoever is named, sends to."""
 
   def __init__(
     self,
     stack,
     folder,
     *,
-    names=('b',),
-    senders=('a',),
+    names='b',
+    senders='a',
     address=None,
-    security=PLAIN,
     run='run',
     max_bytes=2**20,
     state=b'',
+    tls=None,
     **limits,
   ):
     self.address = address or exchanges.free_address()
-    self.folder = folder / 'received'
-    self.inboxes = {
-      name: inbox_lib.Inbox(
-        name,
-        dict.fromkeys(senders, exchanges.PEER),
-        exchanges.limits(**limits),
-      )
-      for name in names
-    }
-    self.server = rpc.Server(
-      self.address,
-      self.inboxes,
-      senders=senders,
-      run=run,
-      security=security,
+    self.folder = folder / '_received'
+    self.inboxes = {n: exchanges.inbox(n, senders, **limits) for n in names}
+    self.inbox = self.inboxes['b']
+    network = security.Network(
+      listen=self.address,
+      addresses=dict.fromkeys(senders, '127.0.0.1:1'),
       max_bytes=max_bytes,
-      spool=spool_lib.Spool(os.fspath(self.folder)),
+      **tls or {},
     )
-    stack.callback(self.server.close)
+    self.transport = rpc.Transport(
+      self.inboxes,
+      network,
+      dict.fromkeys(senders, ()),
+      exchanges.limits(**limits),
+      run,
+      os.fspath(folder),
+    )
+    stack.callback(self.transport.close)
     if state:
-      self.inboxes['b'].restore(state)
-    self.server.start()
+      self.inbox.restore(state)
+    self.transport.open()
 
-  def collect(self, round=0, name='b'):
-    return self.inboxes[name].collect(round, records.KINDS)
+  def collect(self, round=0):
+    return self.inbox.collect(round, exchanges.KINDS)
 
-  def heard(self, round=0):
-    exchanges.wait_until(lambda: self.inboxes['b'].heard('a') >= round)
+  def wait_for_round(self, round=0):
+    exchanges.wait_until(lambda: self.inbox.last_round('a') >= round)
+
+  def wait_for_files(self, count):
+    exchanges.wait_until(lambda: len(os.listdir(self.folder)) == count)
 
   def is_untouched(self):
     return (
-      not self.server.refused
-      and self.inboxes['b'].heard('a') == -1
-      and not self.inboxes['b'].ledger.table()
+      not self.transport.refused
+      and self.inbox.last_round('a') == -1
+      and not self.inbox.ledger.table()
       and not os.listdir(self.folder)
     )
 
 
 class Fake:
-  """A server that answers as it is told, by `answer(fake, context)`.
+  """A server that answers with `answer(fake, context)`.
 
   Attributes:
-    messages: what was sent, in order.
+    messages: that it got, in order.
     released: an event that is set when the test ends, or before.
   """
 
-  def __init__(self, stack, answer, method=METHOD):
+  def __init__(self, stack, answer=lambda fake, context: None, method=METHOD):
     self.messages, self._answer = [], answer
     self.released = threading.Event()
     service, name = method.strip('/').split('/')
     pool = futures.ThreadPoolExecutor(4)
+    handler = grpc.unary_unary_rpc_method_handler(self._take)
     server = grpc.server(
       pool,
-      handlers=[
-        grpc.method_handlers_generic_handler(
-          service, {name: grpc.unary_unary_rpc_method_handler(self._take)}
-        )
-      ],
+      handlers=[grpc.method_handlers_generic_handler(service, {name: handler})],
     )
     self.address = exchanges.free_address()
     server.add_insecure_port(self.address)
@@ -116,48 +108,29 @@ class Fake:
     return [message['round'] for message in self.messages]
 
 
-def take_all(fake, context):
-  pass
-
-
 def hang(fake, context):
   fake.released.wait()
 
 
 def sender(
-  stack,
-  address,
-  *,
-  peer='b',
-  security=PLAIN,
-  run='run',
-  max_bytes=2**20,
-  **limits,
+  stack, address, *, peer='b', run='run', max_bytes=2**20, tls=None, **limits
 ) -> rpc.Outlet:
-  outlet = rpc.Outlet(
-    'a',
-    peer,
-    address,
-    run=run,
-    security=security,
-    limits=exchanges.limits(**limits),
-    max_bytes=max_bytes,
+  """An outlet from a."""
+  network = security.Network(
+    addresses={peer: address}, max_bytes=max_bytes, **tls or {}
   )
+  outlet = rpc.Outlet('a', peer, network, exchanges.limits(**limits), run)
   stack.callback(outlet.close)
   return outlet
 
 
 def fates(outlet, kind='rollout'):
-  (row,) = [kinds[kind] for kinds in outlet.ledger.table().values()]
-  return {fate: n for fate, n in row.items() if n and fate != 'bytes'}
+  (peer,) = outlet.ledger.table()
+  return exchanges.fates(outlet.ledger, peer, kind)
 
 
-def settled(outlet):
+def wait_until_settled(outlet):
   exchanges.wait_until(lambda: not exchanges.waiting(outlet.ledger))
-
-
-def one(round=0, **fields):
-  return [examples.rollout(round=round, **fields)]
 
 
 def message(published=(), **fields) -> bytes:
@@ -173,7 +146,7 @@ def message(published=(), **fields) -> bytes:
 
 
 def call(address, data, credentials=None, **options):
-  """One bare attempt: the status code, and what was said."""
+  """Returns the status code and the details of one bare attempt."""
   channel = (
     grpc.secure_channel(address, credentials)
     if credentials
@@ -184,26 +157,3 @@ def call(address, data, credentials=None, **options):
       data, timeout=exchanges.DEADLINE_S, **options
     )
     return sending.code(), sending.details()
-
-
-# Who may connect.
-
-
-def both(stack, address, security):
-  """The two ways to use an address."""
-  yield lambda: sender(stack, address, security=security)
-  yield lambda: rpc.Server(
-    address,
-    {},
-    senders=(),
-    run='run',
-    security=security,
-    max_bytes=1,
-    spool=None,
-  )
-
-
-def refuses(stack, address, security, match):
-  for use in both(stack, address, security):
-    with pytest.raises(checks.InputError, match=match):
-      use()

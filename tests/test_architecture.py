@@ -15,12 +15,12 @@ from tests import examples
     ({'remat': 'blocks'}, "unknown remat 'blocks'. Did you mean 'block'"),
   ],
 )
-def test_what_cannot_be_is_told(changes, message):
+def test_an_impossible_architecture_is_an_error(changes, message):
   with pytest.raises(checks.InputError, match=message):
     examples.model(**changes)
 
 
-def test_adapters_need_known_modules():
+def test_impossible_adapters_are_an_error():
   with pytest.raises(checks.InputError, match="Did you mean 'q_proj'"):
     Lora(rank=2, alpha=1, target_modules=('q_porj',))
   with pytest.raises(checks.InputError, match='target_modules is empty'):

@@ -9,7 +9,10 @@ import pytest
 from configs import base
 from mrl_jax import checks
 from mrl_jax import config
+from mrl_jax import config_keys
 from tests import examples
+
+KEYS = config_keys.KEYS
 
 
 def test_flat_names_every_key():
@@ -28,9 +31,9 @@ def test_what_a_run_does_tells_configs_apart():
         'cache_dir': 'elsewhere',
         'see.listen': '127.0.0.1:1',
         'see.tls.key': 'key.pem',
-        'see.peers.gemma.address': '127.0.0.1:2',
+        'policies.gemma.address': '127.0.0.1:2',
       },
-      {'see.peers.gemma.journal': 'runs/other'},
+      {'policies.gemma.journal': 'runs/other'},
     )
   )
   assert same == moved != other
@@ -61,51 +64,108 @@ def test_digests_do_not_depend_on_the_order_of_keys():
   assert config.digest({'a': 1, 'b': 2}) == config.digest({'b': 2, 'a': 1})
 
 
+BOUNDED = [
+  n for n, k in KEYS.items() if (k.least, k.most, k.above) != (None,) * 3
+]
+CHOOSING = [name for name, key in KEYS.items() if key.choices]
+
+
+def with_key(name, value):
+  """The default job with another value of a key of the table."""
+  changes = {'reward.functions': ('exact', 'overlong')}
+  changes['reward.weights'] = (1.0, 1.0)
+  changes[name.replace('NAME', 'llama')] = value
+  return examples.run_config(**changes)
+
+
+def outside(key):
+  """Values next to the bounds of a key, of its type."""
+  whole = isinstance(key.default, int)
+  if key.least is not None:
+    yield key.least - (1 if whole else 1e-3), 'at least'
+  if key.most is not None:
+    yield key.most + (1 if whole else 1e-3), 'at most'
+  if key.above is not None:
+    yield type(key.default)(key.above), 'above'
+
+
+def test_the_default_job_has_all_keys_and_no_others():
+  names = config.flat(base.get_config())
+  patterns = {
+    name.replace('.llama', '.NAME').replace('.gemma', '.NAME') for name in names
+  }
+  assert patterns == {*KEYS}
+
+
+@pytest.mark.parametrize('name', BOUNDED)
+def test_every_bound_is_checked(name):
+  key = KEYS[name]
+  for value, what in outside(key):
+    with pytest.raises(checks.InputError) as error:
+      config.check(with_key(name, value))
+    assert name.replace('NAME', 'llama') in str(error.value)
+    assert what in str(error.value)
+  if isinstance(key.default, float):
+    with pytest.raises(checks.InputError, match='must be a finite number'):
+      config.check(with_key(name, math.nan))
+
+
+@pytest.mark.parametrize('name', CHOOSING)
+def test_every_choice_is_checked(name):
+  key, choices = KEYS[name], config.choices(KEYS[name])
+  several = isinstance(key.default, tuple)
+  wrong = next(filter(None, choices)) + 'x'
+  with pytest.raises(checks.InputError, match='Did you mean'):
+    config.check(with_key(name, (wrong,) if several else wrong))
+  defaults = key.default if several else [key.default]
+  assert {*defaults} - {''} <= {*choices}
+
+
+@pytest.mark.parametrize('name', KEYS)
+def test_every_key_is_explained_in_a_line(name):
+  about = KEYS[name].about
+  assert about.endswith('.')
+  assert len(about) < 80
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'train.rounds': 0}, 'train.rounds = 0; it must be at least 1'),
     ({'train.prompts': 9}, 'train.mini_batches = 2 does not divide'),
     ({'train.micro_rows': 40}, 'train.row_multiple = 16 does not divide'),
-    ({'sample.temperature': 0.0}, 'must be above 0'),
-    ({'sample.temperature': math.inf}, 'must be a finite number'),
-    ({'reward.weights.exact': math.nan}, 'must be a finite number'),
-    ({'reward.timeout_s': 0.0}, r'reward\.timeout_s = 0.0; it must be above 0'),
-    ({'seed': -1}, 'seed = -1; it must be at least 0'),
-    ({'seed': 2**40}, 'it must be at most 4294967295'),
-    ({'policies.gemma.model.num_layers': 0}, 'num_layers = 0'),
-    ({'policies.gemma.tokenizer.vocab_size': -1}, 'vocab_size = -1'),
-    ({'train.optimizer.b1': 1.0}, r'train\.optimizer\.b1 = 1.0'),
-    ({'data.families': ()}, r'data\.families is empty'),
+    ({'reward.weights': (math.nan,)}, 'must be a finite number'),
+    ({'reward.weights': (1.0, 2.0)}, 'give a weight for each function'),
+    ({'reward.functions': (), 'reward.weights': ()}, 'and at least one'),
     ({'method.dual_clip': 0.5}, 'it must be above 1, or 0 for none'),
-    ({'train.optimizer.clip_norm': 0.0}, r'clip_norm = 0.0; it must be above'),
-    ({'reward.marker': ''}, r'reward\.marker is empty'),
+    ({'policies': {}}, 'policies is empty'),
+    ({'data.families': ()}, 'data.families is empty'),
+    ({'reward.marker': ''}, 'reward.marker is empty'),
     ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
+    ({'policies.llama.lora.rank': 2}, 'give policies.llama.path'),
     # 40 records of 2000 tokens of 17 bytes are 1.3 MiB.
     ({'sample.max_tokens': 2000}, 'a round of the peers may have 1 MiB'),
-    ({'method.prp.max_ratio': 0.0}, r'method\.prp\.max_ratio = 0.0'),
+    # One peer, 8 prompts, 4 samples and the statistics of each group.
+    ({'see.capacity_records': 39}, 'see.capacity_records = 39'),
+    ({'reward.overlong_tokens': 3}, "does not have 'overlong'"),
     (
-      {'method.correction.cap': 0.0},
-      r'correction\.cap = 0.0; it must be above',
+      {
+        'reward.functions': ('overlong',),
+        'reward.overlong_tokens': 13,
+      },
+      'is more than sample.max_tokens = 12',
     ),
-    ({'method.luffy.gamma': 0.0}, r'luffy\.gamma = 0.0; it must be above 0'),
-    ({'method.kl_weight': -0.1}, 'kl_weight = -0.1; it must be at least 0'),
-    ({'method.interpolation': 1.5}, 'it must be at most 1'),
-    ({'method.hacpo.window': 0}, r'hacpo\.window = 0; it must be at least 1'),
-    ({'sample.refills': -1}, r'sample\.refills = -1; it must be at least 0'),
-    ({'reward.overlong_tokens': 13}, 'is more than sample.max_tokens = 12'),
-    ({'sample.long_prompts': 'skpi'}, "Did you mean 'skip'"),
+    (
+      {
+        'train.optimizer.state_dtype': 'bfloat16',
+        'train.optimizer.b2': 0.999,
+      },
+      'train.optimizer.b2 = 0.999: a bfloat16 mean .* would stand still',
+    ),
     ({'policies.llama.template': 'x'}, "llama.template = 'x' must have"),
     ({'policies.llama.template': '{prompt}{prompt}'}, '"{prompt}" once, or'),
     ({'policies.llama.template': 'chat'}, 'give policies.llama.tokenizer.path'),
     ({'policies.llama.system': 'Hi'}, "system = 'Hi' is for a chat template"),
     ({'policies.llama.thinking': 'on'}, "'on' is for a chat template"),
-    ({'policies.llama.thinking': 'of'}, "thinking 'of'. Did you mean 'off'"),
-    ({'train.micro_rows': 0}, 'train.micro_rows = 0; it must be above 0'),
-    # One peer, 8 prompts, 4 samples and the statistics of each group.
-    ({'see.capacity_records': 39}, 'see.capacity_records = 39'),
-    ({'see.journal': 'al'}, "unknown see.journal 'al'. Did you mean 'all'"),
-    ({'see.max_message_mib': 0}, 'see.max_message_mib = 0'),
     (
       {'policies.gemma.listens_to': ('lama',)},
       r"unknown policy in policies\.gemma\.listens_to 'lama'\. "
@@ -120,12 +180,12 @@ def test_digests_do_not_depend_on_the_order_of_keys():
       r"gemma\.listens_to = \('\*', 'llama'\) has names beside '\*'",
     ),
     (
-      {'see.peers.llama.address': 'x:1', 'see.peers.llama.journal': 'runs/x'},
-      'see.peers.llama has an address and a journal',
+      {'policies.llama.address': 'x:1', 'policies.llama.journal': 'runs/x'},
+      r'policies\.llama has an address and a journal',
     ),
     (
-      {'see.peers.llama.address': 'x:1', 'see.peers.gemma.journal': 'runs/x'},
-      'one at least must be trained here',
+      {'policies.llama.address': 'x:1', 'policies.gemma.journal': 'runs/x'},
+      'at least one must be trained here',
     ),
   ],
 )
@@ -134,11 +194,18 @@ def test_what_cannot_be_is_told_with_its_key(changes, message):
     config.check(examples.run_config(**{'see.capacity_mib': 1, **changes}))
 
 
+def test_a_key_that_nothing_reads_is_refused():
+  some = examples.run_config()
+  with some.unlocked():
+    some.train.round = 3
+  with pytest.raises(checks.InputError, match=r"Did you mean 'train\.rounds'"):
+    config.check(some)
+
+
 def of_three(**listed):
   some = examples.run_config(**{'see.capacity_records': 40})
   with some.unlocked():
     some.policies.third = some.policies.llama.copy_and_resolve_references()
-    some.see.peers.third = some.see.peers.llama
   for name, names in listed.items():
     some.policies[name].listens_to = names
   return some
@@ -196,17 +263,4 @@ def test_a_policy_has_a_name_that_a_folder_can_have():
   with some.unlocked():
     some.policies['a/b'] = some.policies.llama
   with pytest.raises(checks.InputError, match="called 'a/b'"):
-    config.check(some)
-
-
-def test_policies_and_peers_have_the_same_names():
-  some = examples.run_config()
-  with some.unlocked():
-    some.policies.third = some.policies.llama
-  with pytest.raises(checks.InputError, match=r'see\.peers lacks third'):
-    config.check(some)
-  with some.unlocked():
-    some.see.peers.third = some.see.peers.llama
-    del some.policies['third']
-  with pytest.raises(checks.InputError, match=r"policy in see\.peers 'third'"):
     config.check(some)

@@ -1,14 +1,12 @@
-"""Three and four policies: who hears whom, and runs of them, small."""
+"""The star and the four policies: who hears whom, and small runs of them."""
 
 import contextlib
-import io
+import functools
 import itertools
-import json
 import os
 import random
 
 import pytest
-from rich import console as console_lib
 
 from configs import four
 from configs import star
@@ -22,9 +20,9 @@ from mrl_jax.mwra import planner
 from mrl_jax.sharing import publish
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
-from mrl_jax.training import loop
 from mrl_jax.training import peers
 from tests import examples
+from tests import runs
 
 ROUNDS = 2
 STAR = {'qwen->gemma', 'qwen->llama'}
@@ -36,13 +34,9 @@ FOUR = {
 }
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tmp_path_factory.mktemp('runs')
-
-
-def tokenizers(config):
-  """Of the policies' kinds and sizes, trained on some of their prompts."""
+@functools.cache
+def tokenizers(module):
+  """Each policy's tokenizer, trained on some of the default prompts."""
   rng = random.Random(0)
   texts = [
     f'{arithmetic.question(surface, operation, numbers, rng)}\n'
@@ -58,24 +52,22 @@ def tokenizers(config):
       ),
       eos_id=1,
     )
-    for name, policy in config.policies.items()
+    for name, policy in module.get_config().policies.items()
   }
 
 
 @pytest.mark.parametrize(('module', 'pairs'), [(star, STAR), (four, FOUR)])
-def test_two_rounds_reach_those_who_listen_in_their_own_tokens(
+def test_records_reach_all_listeners_in_their_own_tokens(
   tmp_path, module, pairs
 ):
   config = module.get_config()
   config_lib.check(config)
-  encoders = tokenizers(config)
+  encoders = tokenizers(module)
   kinds = frozenset(records.KINDS)
-  found = peers.check(config, kinds, encoders)
+  places = peers.check(config, kinds, encoders)
   limits, residuals = transfer.Limits(**config.thl), {}
   with contextlib.closing(
-    peers.connect(
-      config, kinds, encoders, found, run='run', folder=os.fspath(tmp_path)
-    )
+    places.connect(run='run', folder=os.fspath(tmp_path))
   ) as node:
     for round in range(ROUNDS):
       for name, end in node.endpoints.items():
@@ -132,7 +124,7 @@ def test_every_policy_has_devices_of_its_own(module):
 
 
 @pytest.mark.parametrize('operation', arithmetic.OPERATIONS)
-def test_who_knows_an_operation_in_words(operation):
+def test_some_policies_know_an_operation_in_words_and_others_do_not(operation):
   def knowing(module):
     policies = module.get_config().policies.items()
     family = f'words/{operation}'
@@ -145,76 +137,61 @@ def test_who_knows_an_operation_in_words(operation):
 
 def test_no_two_of_four_policies_are_alike():
   policies = four.get_config().policies
-  readers = {t.fingerprint for t in tokenizers(four.get_config()).values()}
-  sizes = {
-    families.build(vocab_size=1, **p.model).num_params
-    for p in policies.values()
-  }
+  vocabularies = {t.fingerprint for t in tokenizers(four).values()}
+  models = [families.build(vocab_size=1, **p.model) for p in policies.values()]
+  sizes = {cost.estimate(m, examples.round_shape()).params for m in models}
   skills = {frozenset(p.warm_start_families) for p in policies.values()}
-  assert len(readers) == len(sizes) == len(skills) == len(policies) == 4
+  assert len(vocabularies) == len(sizes) == len(skills) == len(policies) == 4
   assert {p.model.family for p in policies.values()} == {*families.FAMILIES}
 
 
-def small(module, folder):
-  """A config of `configs`, as small as that of `examples.run_config`."""
-  config, tiny = module.get_config(), examples.run_config()
-  for part in ('train', 'warm_start', 'eval', 'checkpoint'):
-    config[part] = tiny[part]
+def play(name, module, **changes):
+  """Plays two rounds of a config of `configs` that is as small as a test's.
+
+  Returns the records of each kind that were used by pair, and each policy's
+  rows of the metrics. No record may be lost.
+  """
+  config, small = module.get_config(), runs.config()
+  for part in ('train', 'warm_start', 'eval', 'checkpoint', 'reward'):
+    config[part] = small[part]
   for policy in config.policies.values():
     policy.model.num_layers = 1
-  config.train.rounds = ROUNDS
-  config.warm_start.steps = 0
-  config.reward.weights.format = 1.0  # Something to gain, however little.
-  config.cache_dir = os.fspath(folder / 'cache')
-  return config
+  config.cache_dir = small.cache_dir
+  config.update_from_flattened_dict(changes)
+  job, _, rows = runs.play(name, config, ROUNDS)
+  used = {}
+  for receiver, endpoint in job.endpoints.items():
+    for sender, kinds in endpoint.ledger.table().items():
+      assert all(row['used'] == row['published'] for row in kinds.values())
+      used[f'{sender}->{receiver}'] = {
+        kind: row['used'] for kind, row in kinds.items()
+      }
+  return used, rows
 
 
-def run(folder, name, config):
-  """Runs, and returns the summary and each policy's rows of the metrics."""
-  workdir = os.fspath(folder / name)
-  summary = loop.run(config, workdir, console_lib.Console(file=io.StringIO()))
-  rows = {policy: [] for policy in config.policies}
-  with open(os.path.join(workdir, 'metrics.jsonl'), encoding='utf-8') as lines:
-    for row in map(json.loads, lines):
-      rows[row['policy']].append({**row, 'timing': 0})
-  return summary, rows
-
-
-def used(summary):
-  """Records of each kind that were used, by pair; none was lost."""
-  for kinds in summary['exchange'].values():
-    assert all(row['used'] == row['published'] for row in kinds.values())
-  return {
-    pair: {kind: row['used'] for kind, row in kinds.items()}
-    for pair, kinds in summary['exchange'].items()
-  }
-
-
-def heard(rows):
+def peer_records(rows):
   """How many records a policy used in each round."""
-  return {name: [r['peer_records'] for r in of] for name, of in rows.items()}
+  return {name: [r.peer_records for r in of] for name, of in rows.items()}
 
 
 @pytest.mark.slow
-def test_listeners_hear_the_teacher_who_hears_nobody(folder):
-  config = small(star, folder)
-  config.warm_start.steps = 20  # So that some samples are rewarded.
-  summary, rows = run(folder, 'star', config)
-  a_run = {'outcome': ROUNDS * 8}  # One for each prompt.
-  assert used(summary) == dict.fromkeys(STAR, a_run)
+def test_policies_hear_the_teacher_who_hears_nobody():
+  used, rows = play('star', star)  # Its warm start earns some rewards.
+  outcomes = {'outcome': ROUNDS * 8}  # One for each prompt.
+  assert used == dict.fromkeys(STAR, outcomes)
   of_teacher = [8] * ROUNDS
-  assert heard(rows) == {
+  assert peer_records(rows) == {
     'qwen': [0] * ROUNDS,
     'gemma': of_teacher,
     'llama': of_teacher,
   }
-  assert any(row['grad_norm'] for row in rows['qwen'])
+  assert any(row.grad_norm for row in rows['qwen'])
 
 
 @pytest.mark.slow
-def test_four_policies_all_hear_one_another(folder):
-  summary, rows = run(folder, 'four', small(four, folder))
-  a_run = {'group_stats': ROUNDS * 8}
-  assert used(summary) == dict.fromkeys(FOUR, a_run)
-  assert heard(rows) == dict.fromkeys(rows, [3 * 8] * ROUNDS)
+def test_four_policies_all_hear_one_another():
+  used, rows = play('four', four, **{'warm_start.steps': 0})
+  stats = {'group_stats': ROUNDS * 8}
+  assert used == dict.fromkeys(FOUR, stats)
+  assert peer_records(rows) == dict.fromkeys(rows, [3 * 8] * ROUNDS)
   assert len(rows) == 4

@@ -5,7 +5,9 @@ import pytest
 from mrl_jax import files
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_has_its_old_content_if_writing_is_interrupted(
+  tmp_path, monkeypatch
+):
   path = os.fspath(tmp_path / 'summary.json')
   files.write(path, 'old')
 
@@ -24,7 +26,7 @@ def fill(folder, text):
     f.write(text)
 
 
-def test_a_folder_appears_when_it_is_full(tmp_path):
+def test_a_new_folder_appears_when_it_is_complete(tmp_path):
   path = tmp_path / 'parent' / 'folder'
   with files.new_folder(os.fspath(path)) as aside:
     fill(aside, 'full')
@@ -33,7 +35,7 @@ def test_a_folder_appears_when_it_is_full(tmp_path):
   assert os.listdir(tmp_path / 'parent') == ['folder']
 
 
-def test_a_folder_that_another_made_first_stays(tmp_path):
+def test_a_folder_that_another_process_made_first_stays(tmp_path):
   path = tmp_path / 'folder'
   with files.new_folder(os.fspath(path)) as mine:
     fill(mine, 'mine')
@@ -42,15 +44,15 @@ def test_a_folder_that_another_made_first_stays(tmp_path):
   assert os.listdir(tmp_path) == ['folder']
 
 
-def killed_at_half(folder):
+def interrupted(folder):
   with files.new_folder(folder) as aside:
     fill(aside, 'half')
     raise KeyboardInterrupt
 
 
-def test_half_a_folder_does_not_appear(tmp_path):
+def test_an_incomplete_folder_does_not_appear(tmp_path):
   with pytest.raises(KeyboardInterrupt):
-    killed_at_half(os.fspath(tmp_path / 'folder'))
+    interrupted(os.fspath(tmp_path / 'folder'))
   assert os.listdir(tmp_path) == []
 
 
@@ -59,7 +61,7 @@ def make(folder):
     fill(aside, 'full')
 
 
-def test_a_file_in_the_way_is_told(tmp_path):
+def test_a_file_at_the_path_of_a_folder_is_an_error(tmp_path):
   (tmp_path / 'folder').write_text('a file')
   with pytest.raises(NotADirectoryError):
     make(os.fspath(tmp_path / 'folder'))

@@ -1,22 +1,23 @@
-"""The architecture's table of levels, held by the imports of every module.
+"""The package's table of levels, held by the imports of every module.
 
-  6   launch, configs
-  5   training/loop   export
-  4   evaluation   training: what the loop is made of
-  3   algorithms  inspection  study  report  training/{batch,worker}  <- the seam
-  2   training/{state,optimizer,update,objectives,checkpoint,metrics,display}
-      mwra/meshes   data/pipeline
+  5   analysis: reading and drawing runs          training never imports it
+  4   training: loop, job, worker, evaluation, export
+  3   algorithms: the table of methods             <- the seam of the halves
+  2   update   mwra/meshes   data/pipeline   workdir
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
       mwra/{cost,planner}   bandit
-  0   records  architecture  config  checks  files  texts  hugging_face
+  0   records  architecture  parameters  config  checks  files  texts
+      hugging_face
 
-A module imports from lower levels, or from its own folder. The halves never
-import each other, and below the seam nothing imports both.
+A module imports from lower levels, or from its own folder. Below the seam no
+module imports both halves. launch/ and configs/ import everything.
 """
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -24,7 +25,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 LEVELS = {
   'records': 0,
   'architecture': 0,
+  'parameters': 0,
   'config': 0,
+  'config_keys': 0,
   'checks': 0,
   'files': 0,
   'texts': 0,
@@ -41,26 +44,14 @@ LEVELS = {
   'losses': 1,
   'mwra.meshes': 2,
   'data.pipeline': 2,
-  'training.state': 2,
-  'training.optimizer': 2,
-  'training.update': 2,
-  'training.objectives': 2,
-  'training.checkpoint': 2,
-  'training.metrics': 2,
-  'training.display': 2,
+  'workdir': 2,
+  'update': 2,
   'algorithms': 3,
-  'inspection': 3,
-  'study': 3,
-  'report': 3,
-  'training.batch': 3,
-  'training.worker': 3,
-  'evaluation': 4,
   'training': 4,
-  'export': 5,
-  'training.loop': 5,
+  'analysis': 5,
 }
 HOST = {'see', 'thl', 'sharing', 'rewards', 'data', 'mwra', 'bandit'}
-DEVICE = {'models', 'sampling', 'losses'}
+DEVICE = {'models', 'sampling', 'losses', 'update'}
 NEIGHBOURS = {('sharing', 'thl'), ('sampling', 'models')}
 DEVICE_LIBRARIES = {'jax', 'flax', 'optax', 'orbax', 'grain'}
 
@@ -92,7 +83,7 @@ def imports(path):
     for name in names:
       if name.startswith('mrl_jax.'):
         parts = name.removeprefix('mrl_jax.').split('.')
-        known = ['.'.join(parts[:n]) for n in (2, 1)]
+        known = ['.'.join(parts[:n]) for n in (3, 2, 1)]
         own.add(next(m for m in known if m in MODULES))
       else:
         libraries.add(name.partition('.')[0])
@@ -122,3 +113,18 @@ def test_the_halves_meet_only_at_the_seam(module):
 
 def test_every_module_has_a_level():
   assert not [module for module in MODULES if level(module) is None]
+
+
+def test_training_loads_no_library_that_only_drawing_or_remote_peers_need():
+  code = (
+    'import sys, mrl_jax.training.loop\n'
+    "print(*({'matplotlib', 'jinja2', 'grpc'} & sys.modules.keys()))"
+  )
+  loaded = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert loaded.stdout.split() == []

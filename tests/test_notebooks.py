@@ -1,4 +1,4 @@
-"""Notebooks run from top to bottom, and are kept without outputs."""
+"""Notebooks run from top to bottom, and are stored without outputs."""
 
 import ast
 import os
@@ -11,8 +11,11 @@ from IPython.core import inputtransformer2
 import nbclient
 import nbformat
 import pytest
+from rich import console as console_lib
 
-from tests import studies
+from mrl_jax.analysis import study
+from mrl_jax.analysis import study_report
+from tests.analysis import workdirs
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = {p.stem: p for p in sorted((ROOT / 'notebooks').glob('*.ipynb'))}
@@ -72,7 +75,7 @@ def shown(notebook, kind):
 
 
 @each
-def test_a_notebook_is_kept_without_outputs(name):
+def test_a_notebook_is_stored_without_outputs(name):
   notebook = nbformat.read(NOTEBOOKS[name], nbformat.NO_CONVERT)
   nbformat.validate(notebook)
   assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
@@ -172,6 +175,7 @@ def test_elsewhere_a_notebook_clones_and_installs_its_repository(tmp_path):
   ], error
 
 
+@pytest.mark.slow
 def test_a_rollout_is_carried(tmp_path, monkeypatch):
   monkeypatch.delenv('MRL_TEST_DATA', raising=False)
   notebook = execute('thl_tour', tmp_path)
@@ -187,22 +191,23 @@ def test_a_rollout_is_carried(tmp_path, monkeypatch):
   assert not [*tmp_path.iterdir()]  # It installs nothing here.
 
 
+@pytest.mark.slow
 def test_the_methods_are_compared_on_a_bandit(tmp_path):
   notebook = execute('bandit_tradeoff', tmp_path)
   assert len(shown(notebook, 'image/png')) == 9
 
 
+@pytest.mark.slow
 def test_a_study_is_shown(tmp_path, monkeypatch):
   for arm, after in (('grpo', 0.5), ('sgt', 0.75)):
     for seed in (0, 1):
-      folder = tmp_path / arm / f'seed-{seed}'
-      studies.write(folder, {'a': after, 'b': after + seed / 8}, seed=seed)
-  subprocess.run(
-    [sys.executable, 'launch/study.py', f'--out={tmp_path}', '--report'],
-    cwd=ROOT,
-    check=True,
-    capture_output=True,
-  )
+      workdirs.write(
+        tmp_path / arm / f'seed-{seed}',
+        after={'a': after, 'b': after + seed / 8},
+        config={'seed': seed},
+      )
+  found = study.read(str(tmp_path), ['grpo', 'sgt'], [0, 1])
+  study_report.write(str(tmp_path), found, 'grpo', console_lib.Console())
   monkeypatch.setenv('MRL_STUDY', os.fspath(tmp_path))
   notebook = execute('study', ROOT / 'notebooks')
   assert len(shown(notebook, 'image/png')) == 3

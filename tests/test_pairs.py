@@ -1,17 +1,15 @@
-"""The pairs of the papers, with small models in place of theirs."""
+"""The pairs of models of the papers; one of them runs with small models."""
 
 import importlib
-import io
 import json
 import os
 
 import pytest
-from rich import console as console_lib
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
-from mrl_jax.training import loop
 from tests import pretrained
+from tests import runs
 
 PAIRS = [
   ('mrl', ()),
@@ -32,7 +30,7 @@ SMALL = {
   'thl.max_tokens': 16,
   'eval.prompts': 2,
   'eval.batch': 4,
-  'eval.samples': 1,
+  'eval.samples': 4,
 }
 
 
@@ -41,7 +39,7 @@ def config(name, pair):
 
 
 @pytest.mark.parametrize(('name', 'pair'), PAIRS)
-def test_every_pair_is_a_sound_config(name, pair):
+def test_the_config_of_every_pair_is_sound(name, pair):
   made = config(name, pair)
   config_lib.check(made)
   assert len(made.policies) == 2
@@ -51,7 +49,7 @@ def test_every_pair_is_a_sound_config(name, pair):
   assert made.reward.verifier == 'math'
 
 
-def test_an_unknown_pair_is_told():
+def test_an_unknown_pair_is_refused():
   with pytest.raises(checks.InputError, match="Did you mean 'smollm3_qwen3'"):
     config('graft', ('smollm_qwen3',))
 
@@ -74,7 +72,6 @@ def test_a_pair_runs_with_models_at_other_paths(tmp_path):
     policy.path = os.fspath(tmp_path / family)
     policy.template, policy.system = '{prompt} = ', ''
     pretrained.write(policy.path, family)
-  shown = console_lib.Console(file=io.StringIO(), width=100)
-  summary = loop.run(made, os.fspath(tmp_path / 'run'), shown)
-  for pair in summary['exchange'].values():
-    assert pair['rollout']['used'] == 16
+  finished = runs.run('pair', made)
+  for kinds in finished.summary.exchange.values():
+    assert kinds['rollout']['used'] == 4 * 4

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from mrl_jax import records
-from mrl_jax.sharing import xgrpo
+from mrl_jax.sharing import publish
 from tests import examples
 
 SOUND = examples.rollout(b'= 13')
@@ -15,7 +15,7 @@ NOTHING = {
   'policy_logp': SOUND.policy_logp[:0],
   'mask': SOUND.mask[:0],
 }
-STATS = xgrpo.group_stats([SOUND])
+STATS = publish.group_stats([SOUND])
 OUTCOME = examples.outcome()
 
 
@@ -27,7 +27,7 @@ def lengths(*values):
   return np.array(values, np.int32)
 
 
-def headed(**fields):
+def header(**fields):
   return {'header': examples.header(**fields)}
 
 
@@ -42,7 +42,7 @@ def headed(**fields):
     changed(mask=~SOUND.mask, top_p=0.1, temperature=0.0, advantage=-2.0),
     changed(ids=np.repeat(SOUND.ids, 2)[::2]),
     STATS,
-    xgrpo.group_stats(examples.group([0.1] * 7)),  # Its sums are rounded.
+    publish.group_stats(examples.group([0.1] * 7)),  # With rounded sums.
     OUTCOME,
     examples.outcome(()),
     msgspec.structs.replace(OUTCOME, successes=4),
@@ -55,13 +55,13 @@ def test_sound_records_have_no_fault(record):
 @pytest.mark.parametrize(
   ('fields', 'fault'),
   [
-    (headed(schema=2), 'schema'),
-    (headed(prompt='p' * 1025), 'header'),
-    (headed(policy='p' * 1025), 'header'),
-    (headed(run='r' * 1025), 'header'),
-    (headed(tokenizer='t' * 1025), 'header'),
-    (headed(created=np.nan), 'header'),
-    (headed(created=-np.inf), 'header'),
+    (header(schema=2), 'schema'),
+    (header(prompt='p' * 1025), 'header'),
+    (header(policy='p' * 1025), 'header'),
+    (header(run='r' * 1025), 'header'),
+    (header(tokenizer='t' * 1025), 'header'),
+    (header(created=np.nan), 'header'),
+    (header(created=-np.inf), 'header'),
     ({'ids': SOUND.ids.astype(np.int64)}, 'ids_type'),
     ({'ids': SOUND.ids.reshape(1, -1)}, 'ids_type'),
     ({'byte_lengths': SOUND.policy_logp}, 'byte_lengths_type'),
@@ -74,7 +74,7 @@ def test_sound_records_have_no_fault(record):
     ({'byte_lengths': lengths(2, -1, 2, 1, 0)}, 'negative'),
     ({'payload': b'= 133'}, 'byte_lengths'),
     ({'byte_lengths': lengths(2**31 - 1, 2**31 - 1, 2, 4, 0)}, 'byte_lengths'),
-    (headed(sample=-1), 'sample'),
+    (header(sample=-1), 'sample'),
     ({'finish': 'tired'}, 'finish'),
     ({'payload': b'= 133', 'byte_lengths': lengths(1, 1, 1, 1, 1)}, 'finish'),
     (NOTHING, 'finish'),
@@ -99,24 +99,24 @@ def test_every_fault_of_a_rollout_is_named(fields, fault):
   assert records.fault(changed(**fields)) == fault
 
 
-@pytest.mark.parametrize('length', [1, 2, 7, 16, 33])
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf, 0.1])
-def test_one_bad_log_probability_is_found_anywhere(length, value):
-  sound = examples.rollout(b'x' * length, finish='length')
-  for t in range(length):
-    logp = sound.policy_logp.copy()
-    logp[t] = value
-    for name in ('policy_logp', 'sampling_logp'):
-      bad = msgspec.structs.replace(sound, **{name: logp})
-      assert records.fault(bad) == 'logp'
+def test_an_invalid_log_probability_is_a_fault_at_any_position(value):
+  for length in (1, 2, 7, 16, 33):
+    sound = examples.rollout(b'x' * length, finish='length')
+    for t in range(length):
+      logp = sound.policy_logp.copy()
+      logp[t] = value
+      for name in ('policy_logp', 'sampling_logp'):
+        bad = msgspec.structs.replace(sound, **{name: logp})
+        assert records.fault(bad) == 'logp'
 
 
 @pytest.mark.parametrize(
   ('fields', 'fault'),
   [
-    (headed(schema=0, sample=-1), 'schema'),
-    (headed(created=np.inf, sample=-1), 'header'),
-    (headed(sample=0), 'sample'),
+    (header(schema=0, sample=-1), 'schema'),
+    (header(created=np.inf, sample=-1), 'header'),
+    (header(sample=0), 'sample'),
     ({'successes': 2}, 'counts'),
     ({'count': 0, 'successes': 0}, 'counts'),
     ({'count': -2, 'successes': -3}, 'counts'),
@@ -134,8 +134,8 @@ def test_every_fault_of_group_stats_is_named(fields, fault):
 @pytest.mark.parametrize(
   ('fields', 'fault'),
   [
-    (headed(schema=2, sample=-1), 'schema'),
-    (headed(sample=0), 'sample'),
+    (header(schema=2, sample=-1), 'schema'),
+    (header(sample=0), 'sample'),
     ({'successes': 5}, 'counts'),
     ({'count': 0, 'successes': 0, 'texts': ()}, 'counts'),
     ({'texts': (b'= 13', b'= 13')}, 'texts'),
@@ -149,13 +149,13 @@ def test_every_fault_of_an_outcome_is_named(fields, fault):
   assert records.fault(msgspec.structs.replace(OUTCOME, **fields)) == fault
 
 
-def test_size_is_that_of_text_and_arrays_and_a_little_for_the_rest():
+def test_the_size_is_that_of_texts_and_arrays_and_256_bytes():
   assert records.size(SOUND) == 256 + 4 + 5 * (4 + 4 + 4 + 4 + 1)
   assert records.size(examples.outcome((b'= 13', b'13'))) == 256 + 6
   assert records.size(STATS) == 256
 
 
-def test_identity_tells_where_and_when_and_what():
+def test_records_that_differ_in_origin_or_kind_have_different_identities():
   group = examples.group([1.0, 0.0])
   elsewhere = [
     examples.rollout(**{field: value})
@@ -163,12 +163,11 @@ def test_identity_tells_where_and_when_and_what():
       ('run', 'other'), ('round', 1), ('policy', 'c'), ('prompt', 'p1')
     )
   ]  # fmt: skip
-  some = [*group, xgrpo.group_stats(group), OUTCOME]
-  assert len({records.identity(r) for r in (*some, *elsewhere)}) == 8
-  assert [records.kind(r) for r in some] == [
-    'rollout',
-    'rollout',
-    'group_stats',
-    'outcome',
-  ]
-  assert {records.kind(r) for r in some} == set(records.KINDS)
+  same_prompt = [*group, publish.group_stats(group), OUTCOME]
+  assert len({records.identity(r) for r in (*same_prompt, *elsewhere)}) == 8
+
+
+def test_every_record_has_a_kind():
+  kinds = [records.kind(record) for record in (SOUND, STATS, OUTCOME)]
+  assert kinds == ['rollout', 'group_stats', 'outcome']
+  assert {*kinds} == {*records.KINDS}

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds there are; no jax."""
+"""Small tokenizers of every supported kind; imports no jax."""
 
 import functools
 import json
@@ -16,20 +16,20 @@ from tests import examples
 
 BYTE_PIECES = [f'<0x{b:02X}>' for b in range(256)]
 CONTROLS = ('<|begin|>', '<|start|>', '<|end|>', '<|over|>')
-# As Qwen's, with a system prompt and a switch for thinking.
+# Like Qwen's: with a system prompt and a switch for thinking.
 CHATML = (
   '{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n'
   '{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n'
   '{% if enable_thinking is defined and enable_thinking is false %}'
   '<think>\n\n</think>\n\n{% endif %}{% endif %}'
 )
-# As Llama 3's: it writes the first token itself, and trims.
+# Like Llama 3's: it writes the bos token and trims the message.
 TRIMMING = (
   '{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|over|>\n\n'
   '{{ m.content | trim }}<|end|>{% endfor %}'
   '{% if add_generation_prompt %}<|start|>assistant<|over|>\n\n{% endif %}'
 )
-# As Gemma 2's.
+# Like Gemma 2's: it rejects a system prompt.
 SYSTEMLESS = (
   "{% if messages[0].role == 'system' %}"
   "{{ raise_exception('System role not supported') }}{% endif %}"
@@ -40,7 +40,7 @@ CHATS = {'chatml': CHATML, 'trimming': TRIMMING, 'systemless': SYSTEMLESS}
 
 
 def copy(tokenizer: byte_tokenizer.ByteTokenizer) -> tokenizers.Tokenizer:
-  """Its backend, to be changed."""
+  """A copy of its backend, which a test may change."""
   return tokenizers.Tokenizer.from_str(
     json.loads(tokenizer.to_json())['tokenizer']
   )
@@ -49,25 +49,25 @@ def copy(tokenizer: byte_tokenizer.ByteTokenizer) -> tokenizers.Tokenizer:
 def with_added(
   kind: str, content: str, **options
 ) -> byte_tokenizer.ByteTokenizer:
-  """A tokenizer of a kind that has one more token."""
-  tokenizer = KINDS[kind]()
-  backend = copy(tokenizer)
+  """A tokenizer of a kind with an added token."""
+  plain = tokenizer(kind)
+  backend = copy(plain)
   backend.add_tokens([tokenizers.AddedToken(content, **options)])
   return byte_tokenizer.ByteTokenizer(
-    backend, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+    backend, eos_id=plain.eos_id, bos_id=plain.bos_id
   )
 
 
 def chat(kind: str, **options) -> byte_tokenizer.ByteTokenizer:
   """A tokenizer of a kind with the control tokens of `CHATS`."""
-  backend = copy(KINDS[kind]())
+  backend = copy(tokenizer(kind))
   backend.add_special_tokens([*CONTROLS])
   end = backend.token_to_id('<|end|>')
   return byte_tokenizer.ByteTokenizer(backend, eos_id=end, **options)
 
 
 def chat_folder(kind: str, folder: str, template: str | None = None) -> None:
-  """Writes that tokenizer with a chat template."""
+  """Writes the tokenizer of `chat` and a chat template to a folder."""
   hugging_face.save_tokenizer(
     copy(chat(kind)),
     folder,
@@ -80,7 +80,7 @@ def chat_folder(kind: str, folder: str, template: str | None = None) -> None:
 def byte_level(
   normalizer: normalizers.Normalizer | None = None,
 ) -> byte_tokenizer.ByteTokenizer:
-  """Byte-level BPE, as Llama 3's and Qwen's; Qwen has an NFC normaliser."""
+  """Byte-level BPE, as of Llama 3 and Qwen; Qwen has an NFC normaliser."""
   backend = copy(examples.tokenizer('byte_level'))
   if normalizer is not None:
     backend.normalizer = normalizer
@@ -88,7 +88,7 @@ def byte_level(
 
 
 def sentencepiece() -> byte_tokenizer.ByteTokenizer:
-  """BPE with byte fallback, as Gemma's."""
+  """BPE with byte fallback, as of Gemma."""
   return examples.tokenizer('sentencepiece')
 
 
@@ -123,7 +123,7 @@ def llama2_like() -> byte_tokenizer.ByteTokenizer:
 def unigram(
   normalizer: normalizers.Normalizer | None = None, **metaspace
 ) -> byte_tokenizer.ByteTokenizer:
-  """Unigram with byte fallback, as SentencePiece's default."""
+  """Unigram with byte fallback, the default of SentencePiece."""
   pieces = ['<unk>', '</s>', *BYTE_PIECES]
   pieces += ['\u2581', 'h', 'i', 'hi', '\u2581hi']
   backend = tokenizers.Tokenizer(
@@ -144,7 +144,7 @@ def unigram(
 
 
 def wordpiece() -> byte_tokenizer.ByteTokenizer:
-  """WordPiece, as BERT's: words, their ends, and [UNK] for all else."""
+  """WordPiece, as of BERT: pieces of words, and [UNK] for other text."""
   backend = tokenizers.Tokenizer(models.WordPiece(unk_token='[UNK]'))
   backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   backend.decoder = decoders.WordPiece()
@@ -158,7 +158,7 @@ def wordpiece() -> byte_tokenizer.ByteTokenizer:
 
 
 def characters() -> byte_tokenizer.ByteTokenizer:
-  """A token for every character of the texts, and <unk> for all else."""
+  """A token for every character of the texts, and <unk> for other text."""
   pieces = ['<unk>', '</s>', *sorted(set(''.join(examples.TEXTS)))]
   backend = tokenizers.Tokenizer(
     models.WordLevel(
@@ -181,3 +181,9 @@ KINDS = {
   'wordpiece': wordpiece,
   'characters': characters,
 }
+
+
+@functools.cache
+def tokenizer(kind: str) -> byte_tokenizer.ByteTokenizer:
+  """The shared tokenizer of a kind."""
+  return KINDS[kind]()

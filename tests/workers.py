@@ -1,4 +1,4 @@
-"""A small policy at work."""
+"""A small policy at work, on four devices."""
 
 import functools
 
@@ -10,25 +10,40 @@ import optax
 from mrl_jax import algorithms
 from mrl_jax import config
 from mrl_jax.data import prompts
-from mrl_jax.training import packing as batch
+from mrl_jax.rewards import judge
+from mrl_jax.training import inputs
+from mrl_jax.training import packing
 from mrl_jax.training import worker as worker_lib
+from mrl_jax.update import state
 from tests import examples
+
+
+def judge_by_length(completions) -> list[judge.Judgement]:
+  """Judges completions with an odd number of characters as correct."""
+  return [
+    judge.Judgement(1.0, 'correct')
+    if len(completion.text) % 2
+    else judge.Judgement(0.0, 'wrong')
+    for completion in completions
+  ]
 
 
 @functools.cache
 def worker() -> worker_lib.Worker:
-  """A policy on four devices; what it has learnt is left as it is."""
+  """The worker, which tests share; one of them trains it."""
   tokenizer = examples.tokenizer('byte_level')
   devices = np.array(jax.devices()[:4]).reshape(1, 4, 1)
   worker = worker_lib.Worker(
-    'a',
-    model=examples.model(vocab_size=tokenizer.vocab_size),
-    tokenizer=tokenizer,
-    template=prompts.plain('{prompt}\n'),
-    mesh=Mesh(devices, config.MESH_AXES),
-    optimizer=optax.adam(1e-3),
-    objectives=algorithms.build(examples.run_config().method).objectives,
-    packer=batch.Packer(
+    name='a',
+    policy=inputs.PolicyInputs(tokenizer, prompts.plain('{prompt}\n'), ''),
+    judge=judge_by_length,
+    spec=state.StateSpec(
+      model=examples.model(vocab_size=tokenizer.vocab_size, num_layers=1),
+      mesh=Mesh(devices, config.MESH_AXES),
+      optimizer=optax.adam(1e-3),
+    ),
+    objectives=algorithms.build(examples.settings()).objectives,
+    packer=packing.Packer(
       context=8,
       lengths={'own': 6, 'peer': 6},
       multiple=4,
@@ -36,9 +51,8 @@ def worker() -> worker_lib.Worker:
       mini_batches=1,
       aggregation='token_mean',
     ),
-    logit_chunk=64,
-    mask_truncated=False,
     key=jax.random.key(0),
+    logit_chunk=64,
   )
   worker.start_from()
   return worker

@@ -1,1 +1,1 @@
-"""What is read and drawn of runs and of methods; training imports none of it."""
+"""Reads and draws runs and methods; training imports nothing of it."""

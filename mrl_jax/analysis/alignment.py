@@ -1,8 +1,9 @@
-"""A rollout in the tokens of its sender and of a receiver, to be shown."""
+"""A rollout in the tokens of its sender and in those of a receiver."""
 
 from collections.abc import Sequence
 import dataclasses
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,23 +14,23 @@ from mrl_jax.thl import align
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
-SPACE, END, CONTROL = '␣', '∎', '∅'  # How `visible` writes them.
-
-# In a text, these would be taken for what they mark.
-_LITERALS = {c: f'\\u{ord(c):04x}' for c in SPACE + END + CONTROL}
-_LITERALS = str.maketrans({'\\': '\\\\', **_LITERALS})
+# `visible` writes a space, end-of-sequence and a token without bytes like this;
+# the same characters in a text are escaped.
+SPACE, END, CONTROL = '␣', '∎', '∅'
+_ESCAPES = {c: f'\\u{ord(c):04x}' for c in SPACE + END + CONTROL}
+_ESCAPES = str.maketrans({'\\': '\\\\', **_ESCAPES})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Side:
-  """A rollout in the tokens of one side.
+  """A rollout in the tokens of one tokenizer.
 
   Attributes:
-    tokens: what each token writes, fit to be shown.
-    lengths: i32 [n], bytes of each. End-of-sequence has one, as in `transfer`;
-      other control tokens have none.
+    tokens: the text of each token, as `visible` writes it.
+    lengths: i32 [n], bytes of each token. End-of-sequence has one, as in
+      `transfer`; other control tokens have none.
     logp: f32 [n], log-probabilities (nats).
-    chunk: i32 [n], the common-boundary chunk of each.
+    chunk: i32 [n], index of the common-boundary chunk of each token.
   """
 
   tokens: Sequence[str]
@@ -43,10 +44,10 @@ def sides(
   receiver: byte_tokenizer.ByteTokenizer,
   limits: transfer.Limits,
 ) -> tuple[Side, Side]:
-  """A rollout as it was sampled, and as `transfer.transfer` carries it.
+  """A rollout as it was sampled, and as `transfer.transfer` carries it over.
 
   Raises:
-    InputError: it is refused; the message says why.
+    InputError: THL refuses the rollout; the message has the reason.
   """
   residual = transfer.Residual()
   moved = transfer.transfer(rollout, receiver, limits, residual)
@@ -77,15 +78,60 @@ def sides(
 
 
 def visible(rollout: records.Rollout, lengths: Sequence[int]) -> list[str]:
-  """Tokens of these numbers of bytes, each written in one way only.
+  """Cuts the payload of a rollout into printable tokens.
 
-  There is no space in any of them, so that spaces can stand between them.
+  Different bytes are never written alike, and no token contains a space, so
+  that tokens can be separated by spaces: b' a b' with lengths (2, 2) becomes
+  ['␣a', '␣b'].
+
+  Args:
+    rollout: the last token of one that stopped is written as end-of-sequence.
+    lengths: number of bytes of each token.
   """
   tokens = []
   for start, end in itertools.pairwise([0, *np.cumsum(lengths)]):
     text = rollout.payload[start:end].decode('utf-8', 'surrogateescape')
-    shown = texts.printable(text.translate(_LITERALS)).replace(' ', SPACE)
+    shown = texts.printable(text.translate(_ESCAPES)).replace(' ', SPACE)
     tokens.append(shown or CONTROL)
   if rollout.finish == 'stop':
     tokens[-1] = END
   return tokens
+
+
+class Chunk(NamedTuple):
+  """The text between two common boundaries, whole and in tokens of both sides.
+
+  `sent_logp` and `carried_logp` are sums over the tokens (nats).
+  """
+
+  text: str
+  sent: Sequence[str]
+  carried: Sequence[str]
+  sent_logp: float
+  carried_logp: float
+
+
+def chunks(
+  rollout: records.Rollout,
+  receiver: byte_tokenizer.ByteTokenizer,
+  limits: transfer.Limits,
+) -> list[Chunk]:
+  """Cuts a rollout at the common boundaries of sender and receiver.
+
+  Raises:
+    InputError: THL refuses the rollout; the message has the reason.
+  """
+  both = sides(rollout, receiver, limits)
+  sent, _ = both
+  lengths = [part.sum() for part in _cut(sent.lengths, sent.chunk)]
+  tokens = [_cut(side.tokens, side.chunk) for side in both]
+  logps = [
+    [float(part.sum()) for part in _cut(side.logp, side.chunk)] for side in both
+  ]
+  return list(map(Chunk, visible(rollout, lengths), *tokens, *logps))
+
+
+def _cut(values, chunk) -> list:
+  """Cuts values where the chunk changes: 'abc', [0, 0, 1] gives 'ab', 'c'."""
+  edges = [0, *np.flatnonzero(np.diff(chunk)) + 1, len(chunk)]
+  return [values[start:end] for start, end in itertools.pairwise(edges)]

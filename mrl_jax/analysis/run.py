@@ -1,333 +1,215 @@
-"""What a run has written so far, as the report needs it.
+"""Reads the work dir of a run, finished or not.
 
   run = run_lib.read('runs/mine')
+  for problem in run.problems:
+    print(problem)
 
-A run may still be writing, and files may be damaged. What cannot be read is
-told in `problems`, by file and line, and all the rest is there.
+The run may still be writing, and files may be damaged or hostile. `Run` has
+everything that can be read; `problems` names each file and line that is missing
+or left out. Reports, comparisons, studies and inspections of exchanges all read
+runs by this module.
 """
 
-from collections.abc import Mapping, Sequence
-import dataclasses
+import collections
+from collections.abc import Callable, Mapping, Sequence
 import datetime
 import functools
 import json
 import pathlib
-from typing import Annotated
 
 import msgspec
 
 from mrl_jax import checks
+from mrl_jax import config_keys
+from mrl_jax import workdir
 from mrl_jax.see import ledger
 from mrl_jax.thl import transfer
-from mrl_jax.training import metrics
 
-CONFIG, PLAN, SUMMARY = 'config.json', 'plan.json', 'summary.json'
-# What is not known without each file.
+# What is unknown if a file is missing.
 FILES = {
-  CONFIG: 'what was planned',
-  PLAN: 'which policy has which devices',
-  metrics.ROUNDS: 'what happened in the rounds',
-  metrics.EVALUATIONS: 'errors of accuracies, and completions',
-  SUMMARY: 'totals of the run, other than by summing over rounds',
+  workdir.SETUP: 'the config is unknown',
+  workdir.PLAN: 'the devices of the policies are unknown',
+  workdir.ROUNDS: 'the metrics of the rounds are unknown',
+  workdir.EVALUATIONS: 'held-out accuracies and completions are unknown',
+  workdir.SUMMARY: 'totals are sums over the rounds in metrics.jsonl',
 }
-OVERALL = 'all'  # The accuracy that is not of one family.
-
-_DIGITS = 18  # Of a sound integer, at most.
-
-Number = float | None
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Residuals = dict[str, transfer.Residual]
+_DIGITS = 18  # Longer integers are damage, and may not fit in a float.
+_Count, _Number = workdir.Count | None, workdir.Number
 
 
-class Ratios(msgspec.Struct, kw_only=True):
-  """What a row says of the tokens of its own or of peers' responses."""
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+  """The keys of a flat config that analysis depends on.
 
-  kl: Number = None
-  logp: Number = None
-  clip_fraction: Number = None
-  truncated: Number = None
-  max_ratio: Number = None
-  ess_fraction: Number = None
-  log_ratio_counts: list[Count] = []
+  If the config is unknown, limits of THL have their defaults; others are None.
+  """
 
-  def __post_init__(self):
-    bins = len(metrics.LOG_RATIO_EDGES) + 1
-    if self.log_ratio_counts and len(self.log_ratio_counts) != bins:
-      raise ValueError(f'{len(self.log_ratio_counts)} bins in place of {bins}')
-
-
-class Timing(msgspec.Struct, kw_only=True):
-  """Seconds: of the round, of the run up to its end, and by phase."""
-
-  seconds: Number = None
-  elapsed: Number = None
-  tokens_per_second: Number = None
-  phases: dict[str, float] = {}
-
-
-class Row(msgspec.Struct, kw_only=True):
-  """The part of a row of `metrics.jsonl` that is shown; None is not known."""
-
-  round: Count
-  policy: str
-  reward: Number = None
-  accuracy: Number = None
-  all_fail_groups: Number = None
-  zero_signal_groups: Number = None
-  rows_with_signal: Number = None
-  entropy: Number = None
-  response_length: Number = None
-  stopped: Number = None
-  rollouts: Count | None = None
-  grad_norm: Number = None
-  own: Ratios = msgspec.field(default_factory=Ratios)
-  peer: Ratios = msgspec.field(default_factory=Ratios)
-  mismatch: Ratios = msgspec.field(default_factory=Ratios)
-  peer_rows: Number = None
-  rescue_rate: Number = None
-  rescued_by: dict[str, float] = {}
-  compatibility: Number = None
-  admitted: Number = None
-  capability: dict[str, float] = {}
-  refused: dict[str, Count] = {}
-  exchange: ledger.Pairs = {}  # By sender.
-  residuals: Residuals = {}  # By sender.
-  heldout_accuracy: dict[str, float] = {}
-  timing: Timing = msgspec.field(default_factory=Timing)
-
-
-class Completion(msgspec.Struct, kw_only=True):
-  """What a policy answered, and what came of it."""
-
-  prompt: str
-  completion: str
-  answer: str = ''
-  reward: Number = None
-  verdict: str = ''
-  finish: str = ''
-  tokens: Count | None = None
-  logp: Number = None
-
-
-class Evaluation(msgspec.Struct, kw_only=True):
-  """Accuracies of a policy after so many rounds, by family, and errors."""
-
-  rounds: Count
-  policy: str
-  accuracy: dict[str, float]
-  error: dict[str, Number] = {}
-  best: list[Completion] = []
-  worst: list[Completion] = []
-
-  @property
-  def overall(self) -> tuple[Number, Number]:
-    """Accuracy of all prompts, and its error."""
-    return self.accuracy.get(OVERALL), self.error.get(OVERALL)
-
-
-class Part(msgspec.Struct, kw_only=True):
-  """What a policy is, and where."""
-
-  model: str = ''
-  parameters: Count | None = None
-  adapters: Count = 0
-  vocabulary: Count | None = None
-  tokenizer: str = ''
-  devices: list[Count] = []
-  mesh: dict[str, Count] = {}
-  memory_bytes: Number = None
-  load: Number = None
-
-
-class Plan(msgspec.Struct, kw_only=True):
-  devices: str = ''
-  policies: dict[str, Part] = {}
-  elsewhere: dict[str, str] = {}
-  prompts_skipped: Count = 0
-
-
-class BeforeAfter(msgspec.Struct, kw_only=True):
-  before: dict[str, float]
-  after: dict[str, float]
-
-
-class OfPolicy(msgspec.Struct, kw_only=True):
-  heldout_accuracy_by_family: BeforeAfter
-
-
-class OfRun(msgspec.Struct, kw_only=True):
-  seconds: Number = None
-  waited: dict[str, float] = {}
-
-
-class Summary(msgspec.Struct, kw_only=True):
-  """The part of `summary.json` that is shown."""
-
-  rounds: Count
-  timing: OfRun = msgspec.field(default_factory=OfRun)
-  policies: dict[str, OfPolicy] = {}
-  exchange: ledger.Pairs = {}
-  sent: ledger.Pairs = {}
-  refusals: dict[str, dict[str, Count]] = {}
-  messages_refused: dict[str, Count] = {}
-  residuals: Residuals = {}
-
-
-class Settings(
-  msgspec.Struct,
-  kw_only=True,
-  rename={
-    'method': 'method.name',
-    'rounds': 'train.rounds',
-    'kl_weight': 'method.kl_weight',
-    'clip_low': 'method.clip_low',
-    'clip_high': 'method.clip_high',
-  },
-):
-  """The part of `config.json` that decides what is shown."""
-
-  method: str = ''
+  method: str = msgspec.field(default='', name='method.name')
   seed: int | None = None
-  rounds: Count | None = None
-  kl_weight: Number = None
-  clip_low: Number = None
-  clip_high: Number = None
+  rounds: _Count = msgspec.field(default=None, name='train.rounds')
+  devices: _Count = msgspec.field(default=None, name='mwra.emulated_devices')
+  kl_weight: _Number = msgspec.field(default=None, name='method.kl_weight')
+  clip_low: _Number = msgspec.field(default=None, name='method.clip_low')
+  clip_high: _Number = msgspec.field(default=None, name='method.clip_high')
+  max_tokens: workdir.Count = msgspec.field(
+    default=config_keys.KEYS['thl.max_tokens'].default, name='thl.max_tokens'
+  )
+  max_residual: float = msgspec.field(
+    default=config_keys.KEYS['thl.max_residual'].default,
+    name='thl.max_residual',
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-  """What there is of a run.
+class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
+  """The contents of a work dir.
 
   Attributes:
-    folder: its work dir, as it was given.
-    written: when the newest of its files was; None if there is none.
-    config: flat, as it is in the file.
-    settings: the same, as far as the page depends on them.
-    plan: None if it is not known.
-    rows: of each policy, in the order of rounds.
-    evaluations: of each policy, in the order of rounds.
-    summary: None if there is none, or it is older than the rows.
+    folder: the work dir, as it was given.
+    written: modification time of its newest file; None without any file.
+    config: the flat config; empty if unknown.
+    settings: the keys of it that analysis depends on, with checked types.
+    plan: None if unknown.
+    rows: metrics by policy, in the order of rounds.
+    evaluations: by policy, in the order of rounds.
+    summary: None if the run is not finished, or if it continued since.
     problems: what is missing or was left out, and why.
   """
 
   folder: str
-  written: datetime.datetime | None
-  config: Mapping[str, object]
-  settings: Settings
-  plan: Plan | None
-  rows: Mapping[str, Sequence[Row]]
-  evaluations: Mapping[str, Sequence[Evaluation]]
-  summary: Summary | None
-  problems: Sequence[str]
+  written: datetime.datetime | None = None
+  config: Mapping[str, object] = {}
+  settings: Settings = Settings()
+  plan: workdir.Plan | None = None
+  rows: Mapping[str, Sequence[workdir.Row]] = {}
+  evaluations: Mapping[str, Sequence[workdir.Evaluation]] = {}
+  summary: workdir.Summary | None = None
+  problems: Sequence[str] = ()
 
   @functools.cached_property
   def policies(self) -> list[str]:
-    """That train here."""
+    """The policies that this process trains."""
     planned = self.plan.policies if self.plan else {}
     return sorted({*planned, *self.rows, *self.evaluations})
 
   @functools.cached_property
   def names(self) -> list[str]:
-    """Of all policies, those that train elsewhere among them."""
+    """All policies; those that other processes train come last."""
     pairs = [*self.fates(), *self.residuals()]
-    told = {name for pair in pairs for name in pair.split('->')}
-    for _, row in self._all_rows():
-      told.update(row.rescued_by, row.residuals)
-    elsewhere = told.union(self.plan.elsewhere if self.plan else ())
-    return [*self.policies, *sorted(elsewhere - {*self.policies})]
+    names = {name for pair in pairs for name in pair.split('->')}
+    for row in self.all_rows:
+      by_peer = [v for v in row.method.values() if isinstance(v, Mapping)]
+      names.update(row.rescued_by, row.residuals, *by_peer)
+    names.update(self.plan.elsewhere if self.plan else ())
+    return [*self.policies, *sorted(names - {*self.policies})]
 
-  @property
+  @functools.cached_property
+  def all_rows(self) -> list[workdir.Row]:
+    """The metrics of all policies."""
+    return [row for rows in self.rows.values() for row in rows]
+
+  @functools.cached_property
   def rounds(self) -> int:
-    """That are done."""
-    done = [rows[-1].round + 1 for rows in self.rows.values()]
-    done += [found[-1].rounds for found in self.evaluations.values()]
+    """Number of rounds that are done."""
+    done = [row.round + 1 for row in self.all_rows]
+    done += [last.rounds for *_, last in self.evaluations.values()]
     return max([*done, self.summary.rounds if self.summary else 0])
 
   @property
   def state(self) -> str:
+    """Progress of the run, in words."""
     planned = self.settings.rounds
     of = f' of {planned:,}' if planned is not None else ''
     if self.summary and (planned is None or self.rounds >= planned):
       return f'finished, {self.rounds:,} rounds'
     if not self.rounds:
       return f'before its first round{of}'
-    return f'after {self.rounds:,}{of} rounds: it still runs, or was stopped'
+    return f'after {self.rounds:,}{of} rounds: still running, or stopped'
 
   @property
   def seconds(self) -> float | None:
-    """Since it began."""
+    """Seconds since the start of the run."""
     if self.summary and self.summary.timing.seconds is not None:
       return self.summary.timing.seconds
-    elapsed = [r.timing.elapsed for rows in self.rows.values() for r in rows]
+    elapsed = [row.timing.elapsed for row in self.all_rows]
     return max((s for s in elapsed if s is not None), default=None)
 
   @functools.cached_property
-  def process(self) -> list[Row]:
-    """A row for each round, of policies that take their time together."""
-    rows = {r.round: r for rows in self.rows.values() for r in rows}
+  def process(self) -> list[workdir.Row]:
+    """A row for each round; rows of all policies have the same times."""
+    rows = {row.round: row for row in self.all_rows}
     return [rows[round] for round in sorted(rows)]
 
   def phases(self) -> dict[str, float]:
-    """Seconds of the run by phase, the start among them; empty if not told."""
-    totals = {}
+    """Seconds by phase; if no round is missing, 'start' is what is left."""
+    totals = collections.Counter()
     for row in self.process:
-      for name, seconds in row.timing.phases.items():
-        totals[name] = totals.get(name, 0.0) + seconds
-    whole = len(self.process) == self.rounds  # No round is missing.
-    if totals and whole and self.seconds is not None:
+      totals.update(row.timing.phases)
+    is_whole = len(self.process) == self.rounds
+    if totals and is_whole and self.seconds is not None:
       totals = {'start': max(self.seconds - sum(totals.values()), 0), **totals}
     return totals
 
-  def fates(self) -> ledger.Pairs:
-    """What became of the records of each pair, by kind."""
+  def waited(self) -> dict[str, float]:
+    """Seconds that receivers waited for senders, by 'sender->receiver'."""
+    if self.summary:
+      return self.summary.timing.waited
+    totals = collections.Counter()
+    for row in self.all_rows:
+      for sender, seconds in row.timing.waited.items():
+        totals[f'{sender}->{row.policy}'] += seconds
+    return totals
+
+  def fates(self) -> workdir.Pairs:
+    """Counts of exchanged records by pair, kind and fate."""
     if self.summary:
       return {**self.summary.exchange, **self.summary.sent}
-    return ledger.summed((name, row.exchange) for name, row in self._all_rows())
+    return ledger.totals_by_pair(
+      (row.policy, row.exchange) for row in self.all_rows
+    )
 
-  def residuals(self) -> Residuals:
-    """Of each direction."""
+  def residuals(self) -> workdir.Residuals:
+    """THL residuals by pair."""
     if self.summary:
       return self.summary.residuals
     pairs = {}
-    for receiver, row in self._all_rows():
+    for row in self.all_rows:
       for sender, residual in row.residuals.items():
-        pair = pairs.setdefault(f'{sender}->{receiver}', transfer.Residual())
-        pair.add(residual)
+        pair = f'{sender}->{row.policy}'
+        pairs.setdefault(pair, transfer.Residual()).add(residual)
     return pairs
 
   def rescues(self) -> dict[tuple[str, str], float]:
-    """By (sender, receiver), the share of failed prompts that were solved.
+    """By (sender, receiver), the share of failed prompts that a peer solved.
 
-    Of all prompts that a group of the receiver failed as a whole, so that
-    rounds with more of them count for more.
+    The share is of all prompts that a whole group of the receiver failed:
+    rounds with more of them have more weight.
     """
-    sums = {}
-    for receiver, row in self._all_rows():
-      failed = row.all_fail_groups or 0.0
+    solved, failed = collections.Counter(), collections.Counter()
+    for row in self.all_rows:
       for sender, share in row.rescued_by.items():
-        sums.setdefault((sender, receiver), []).append((failed * share, failed))
+        pair, weight = (sender, row.policy), row.all_fail_groups or 0.0
+        solved[pair] += weight * share
+        failed[pair] += weight
     return {
-      pair: sum(solved for solved, _ in shares) / total
-      for pair, shares in sums.items()
-      if (total := sum(failed for _, failed in shares)) > 0
+      pair: n / failed[pair] for pair, n in solved.items() if failed[pair]
     }
 
   def refusals(self) -> dict[str, dict[str, int]]:
-    """What was refused, by who did and why: records, and in lessons."""
-    found = {}
-    if self.summary:
-      found = {pair: {**why} for pair, why in self.summary.refusals.items()}
-      if self.summary.messages_refused:
-        found['messages'] = {**self.summary.messages_refused}
-    for policy, row in self._all_rows():
-      for reason, n in row.refused.items():
-        if n:
-          by_policy = found.setdefault(f'{policy}, in its lessons', {})
-          by_policy[reason] = by_policy.get(reason, 0) + n
-    return found
+    """Counts of refusals by place and reason.
 
-  def _all_rows(self):
-    return [(name, row) for name, rows in self.rows.items() for row in rows]
+    A place is a pair (records that the exchange refused), 'messages' (refused
+    before their sender was known), or 'training rows of POLICY' (responses and
+    claims of peers that the policy refused when it made its training rows).
+    """
+    places = collections.defaultdict(collections.Counter)
+    if self.summary:
+      for pair, reasons in self.summary.refusals.items():
+        places[pair].update(reasons)
+      places['messages'].update(self.summary.messages_refused)
+    for row in self.all_rows:
+      places[f'training rows of {row.policy}'].update(row.refused)
+    return {
+      place: refused for place, counts in places.items() if (refused := +counts)
+    }
 
 
 def read(folder: str) -> Run:
@@ -336,128 +218,54 @@ def read(folder: str) -> Run:
   Raises:
     InputError: it has none of the files of a run.
   """
-  root, problems = pathlib.Path(folder), []
-  there = [root / name for name in FILES if (root / name).is_file()]
+  reader = _Reader(folder)
   checks.require(
-    bool(there),
-    f'nothing of a run in {folder}: looked for {", ".join(FILES)}; give the '
-    'work dir of a run',
+    bool(reader.paths),
+    f'no run in {folder}: looked for {", ".join(FILES)}; give the work dir of '
+    'a run',
   )
-  config = _object(root / CONFIG, dict[str, object], problems) or {}
-  settings = _attempt(problems, CONFIG, msgspec.convert, config, Settings)
-  plan = _object(root / PLAN, Plan, problems)
-  rows = {}
-  for row in _lines(root / metrics.ROUNDS, Row, problems):
-    rows.setdefault(row.policy, {})[row.round] = row
-  rows = _in_order(rows)
-  done = max(
-    (of_policy[-1].round + 1 for of_policy in rows.values()), default=0
+  setup = reader.object(workdir.SETUP, workdir.Setup) or workdir.Setup()
+  settings = (
+    reader.attempt(workdir.SETUP, msgspec.convert, setup.config, Settings)
+    or Settings()
   )
-  summary = _summary(root / SUMMARY, done, settings, problems)
-  told = _lines(root / metrics.EVALUATIONS, Evaluation, problems)
-  written = max(path.stat().st_mtime for path in there)
+  plan = reader.object(workdir.PLAN, workdir.Plan)
+  rows = reader.lines(workdir.ROUNDS, workdir.Row)
+  done = max((row.round + 1 for row in rows), default=0)
+  is_optional = done < (settings.rounds or 0)
+  summary = reader.object(workdir.SUMMARY, workdir.Summary, is_optional)
+  if summary and summary.rounds < done:
+    reader.problems.append(
+      f'{workdir.SUMMARY} left out: it is about {summary.rounds:,} rounds, but '
+      f'{workdir.ROUNDS} has {done:,}'
+    )
+    summary = None
+  evaluations = reader.lines(workdir.EVALUATIONS, workdir.Evaluation)
+  written = max(path.stat().st_mtime for path in reader.paths)
   return Run(
     folder=folder,
     written=datetime.datetime.fromtimestamp(written, datetime.UTC),
-    config=config,
-    settings=settings or Settings(),
+    config=setup.config,
+    settings=settings,
     plan=plan,
-    rows=rows,
-    evaluations=_evaluations(rows, summary, told),
+    rows=_by_policy((row.policy, row.round, row) for row in rows),
+    evaluations=_by_policy((e.policy, e.rounds, e) for e in evaluations),
     summary=summary,
-    problems=problems,
+    problems=reader.problems,
   )
 
 
-def _summary(path, done, settings, problems) -> Summary | None:
-  """What the file says, unless the run went on since."""
-  planned = settings.rounds if settings else None
-  if not path.exists() and planned is not None and done < planned:
-    return None
-  summary = _object(path, Summary, problems)
-  if summary and summary.rounds < done:
-    problems.append(
-      f'{SUMMARY} left out: it is about {summary.rounds:,} rounds, of which '
-      f'{metrics.ROUNDS} has {done:,}'
-    )
-    return None
-  return summary
+def attempt(problems: list[str], what: str, function: Callable, *arguments):
+  """Calls a function that reads something.
 
-
-def _evaluations(rows, summary, told) -> dict[str, list[Evaluation]]:
-  """Those that are told, and what other files say of the rest."""
-  others = [
-    (name, rounds, accuracy)
-    for name, of_policy in (summary.policies if summary else {}).items()
-    for rounds, accuracy in (
-      (0, of_policy.heldout_accuracy_by_family.before),
-      (summary.rounds, of_policy.heldout_accuracy_by_family.after),
-    )
-  ]
-  others += [
-    (name, row.round + 1, row.heldout_accuracy)
-    for name, of_policy in rows.items()
-    for row in of_policy
-    if row.heldout_accuracy
-  ]
-  found = {}
-  for name, rounds, accuracy in others:
-    found.setdefault(name, {})[rounds] = Evaluation(
-      rounds=rounds, policy=name, accuracy=accuracy
-    )
-  for one in told:
-    found.setdefault(one.policy, {})[one.rounds] = one
-  return _in_order(found)
-
-
-def _in_order(by_policy):
-  """Lists of what has a place, by policy."""
-  return {
-    name: [by_policy[name][place] for place in sorted(by_policy[name])]
-    for name in sorted(by_policy)
-  }
-
-
-def _object(path, kind, problems):
-  """What a file says; None, and a problem, if it is not there or damaged."""
-  data = _data(path, problems)
-  if data is None:
-    return None
-  return _attempt(problems, path.name, _decode, data, kind)
-
-
-def _lines(path, kind, problems) -> list:
-  """What the lines of a file say, but for those that are damaged."""
-  *lines, last = (_data(path, problems) or b'').split(b'\n')
-  found, odd = [], {}
-  for i, line in enumerate(lines, 1):
-    place = f'{path.name}, line {i}'
-    told = odd.setdefault(place, [])
-    found.append(_attempt(problems, place, _decode, line, kind, told.append))
-  places = [place for place, told in odd.items() if told]
-  if places:
-    problems.append(
-      f'{places[0]}: has numbers that are not finite, which are not shown'
-      + f'; so have {len(places) - 1:,} more lines' * (len(places) > 1)
-    )
-  if last:
-    problems.append(f'{path.name}, line {len(lines) + 1} left out: it is cut')
-  return [one for one in found if one is not None]
-
-
-def _data(path, problems) -> bytes | None:
-  if not path.exists():
-    problems.append(f'{path.name} is missing, and with it {FILES[path.name]}')
-    return None
-  return _attempt(problems, path.name, path.read_bytes)
-
-
-def _attempt(problems, what, function, *arguments):
-  """What a function gives; None, and a problem, if something is damaged."""
+  Returns:
+    Its result. None if what it reads is damaged; the reason is appended to
+    `problems`.
+  """
   try:
     return function(*arguments)
   except json.JSONDecodeError as error:
-    why = f'not JSON, {error.msg} at character {error.pos + 1}'
+    why = f'it is not JSON: {error.msg} at character {error.pos + 1}'
   except RecursionError:
     why = 'it is nested too deeply'
   except (ValueError, OSError) as error:
@@ -466,18 +274,86 @@ def _attempt(problems, what, function, *arguments):
   return None
 
 
-def _decode(data, kind, tell=lambda name: None):
-  """A value of JSON; of numbers that are not finite, the names are told."""
+class _Reader:
+  """Reads files of a folder, and collects problems."""
+
+  def __init__(self, folder):
+    self.problems = []
+    self._root = pathlib.Path(folder)
+    self.paths = [p for name in FILES if (p := self._root / name).is_file()]
+
+  def attempt(self, what, function, *arguments):
+    return attempt(self.problems, what, function, *arguments)
+
+  def object(self, name, kind, is_optional=False):
+    """Reads a JSON file; None, and a problem, if it is missing or damaged."""
+    if is_optional and not (self._root / name).exists():
+      return None
+    data = self._data(name)
+    return None if data is None else self.attempt(name, _decode, data, kind)
+
+  def lines(self, name, kind) -> list:
+    """Reads a file of JSON lines, without those that are damaged."""
+    *lines, last = (self._data(name) or b'').split(b'\n')
+    values, not_finite = [], []
+    for i, line in enumerate(lines, 1):
+      place, constants = f'{name}, line {i}', []
+      value = self.attempt(place, _decode, line, kind, constants.append)
+      if value is not None:
+        values.append(value)
+      if constants:
+        not_finite.append(place)
+    if not_finite:
+      more = len(not_finite) - 1
+      self.problems.append(
+        f'{not_finite[0]}: numbers that are not finite are not shown'
+        + f'; the same in {more:,} more lines' * bool(more)
+      )
+    if last:
+      self.problems.append(
+        f'{name}, line {len(lines) + 1} left out: its end is missing'
+      )
+    return values
+
+  def _data(self, name) -> bytes | None:
+    path = self._root / name
+    if not path.exists():
+      self.problems.append(f'{name} is missing: {FILES[name]}')
+      return None
+    return self.attempt(name, path.read_bytes)
+
+
+def _decode(data, kind, on_constant=lambda name: None):
+  """Converts JSON; `on_constant` is called with each NaN or infinity."""
 
   def constant(name):
-    tell(name)
+    on_constant(name)
     return float(name)
 
   value = json.loads(data, parse_int=_integer, parse_constant=constant)
+  if kind is workdir.Setup:
+    version = value.get('format') if isinstance(value, dict) else None
+    checks.require(
+      version == workdir.FORMAT,
+      'another version of mrl_jax wrote it, in a format that this one cannot '
+      'read',
+    )
   return msgspec.convert(value, kind)
 
 
 def _integer(digits: str) -> int:
-  if len(digits) > _DIGITS:
-    raise ValueError(f'an integer of {len(digits):,} digits')
+  checks.require(
+    len(digits) <= _DIGITS, f'it has an integer of {len(digits):,} digits'
+  )
   return int(digits)
+
+
+def _by_policy(items) -> dict[str, list]:
+  """Sorts (policy, place, value); of values at one place the last counts."""
+  by_policy = {}
+  for policy, place, value in items:
+    by_policy.setdefault(policy, {})[place] = value
+  return {
+    policy: [values[place] for place in sorted(values)]
+    for policy, values in sorted(by_policy.items())
+  }

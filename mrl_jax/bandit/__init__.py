@@ -1,9 +1,10 @@
-"""The methods on a contextual bandit, where all can be computed with numpy.
+"""The methods on a contextual bandit, computed exactly and by simulation.
 
-An action stands for a whole response to one prompt. Arrays carry their shape
-in their name; beside the letters of `mrl_jax`, in this package alone:
+An action of the bandit stands for a whole response to one prompt, and numpy is
+enough. Arrays carry their shape in their name. Beside the letters of `mrl_jax`,
+in this package only:
 
-  K  actions                     M  simulated groups, or updates
-  Z  cells: counts of samples    S  seeds
-  X  values of what is varied    Y  of what else is
+  K  actions                             M  simulated prompts
+  Z  cells (pairs of success counts),    S  seeds
+     or simulated prompts                X  values of the varied quantity
 """

@@ -1,4 +1,4 @@
-"""A prompt as a bandit: what a learner and a peer answer, and what is right."""
+"""A prompt as a bandit: possible responses, a learner, a peer and rewards."""
 
 import dataclasses
 import functools
@@ -7,8 +7,7 @@ import numpy as np
 
 from mrl_jax import checks
 
-# The binomial coefficients of larger groups have no float.
-_MOST_SAMPLES = 1000
+_MOST_SAMPLES = 1000  # Binomial coefficients of larger groups overflow a float.
 _TOLERANCE = 1e-9
 
 
@@ -19,38 +18,31 @@ class Problem:
     pi = softmax(theta),  score s(a) = grad_theta log pi(a) = e_a - pi
     J = p = pi(S),  grad J = p u_S,  u_S = E_pi[s | success]
 
-  with S the successes. Gradients, here and in all of the package, are with
-  respect to the logits theta, and are to be ascended.
+  with S the set of successes. In this package, every gradient is with respect
+  to the logits theta and points uphill.
 
-  Attributes:
-    pi_K: f64, the learner's probabilities; they may be 0.
-    mu_K: f64, the peer's.
-    reward_K: f64, 0 or 1; at least one action of each.
-    group: G, samples of the learner's own.
-    peers: H, samples of the peer; may be 0.
-
-  Raises:
-    InputError: an attribute is not as said.
+  Raises InputError if a field breaks one of the conditions beside it.
   """
 
-  pi_K: np.ndarray
-  mu_K: np.ndarray
-  reward_K: np.ndarray
-  group: int
-  peers: int
+  pi_K: np.ndarray  # f64, the learner's probabilities; they may be 0.
+  mu_K: np.ndarray  # f64, the peer's probabilities; they may be 0.
+  reward_K: np.ndarray  # f64, 0 or 1; at least one action of each.
+  own_samples: int  # G, size of the learner's own group, 1 to 1,000.
+  peer_samples: int  # H, size of the peer's group, 0 to 1,000.
 
   def __post_init__(self):
     reward_K = np.asarray(self.reward_K, np.float64)
-    # `checks.require` would have numpy write every row, which takes longer than
-    # all else here.
+    # Not `checks.require`: formatting arrays for messages that nobody sees
+    # would take longer than everything else here.
     if reward_K.ndim != 1 or {*reward_K.tolist()} != {0.0, 1.0}:
       raise checks.InputError(
-        f'reward_K = {self.reward_K}; it is a row of 0 and 1, and has both'
+        f'reward_K = {self.reward_K}; it must be a vector that contains 0 and '
+        '1, and nothing else'
       )
     object.__setattr__(self, 'reward_K', reward_K)
     for name in ('pi_K', 'mu_K'):
       object.__setattr__(self, name, self._distribution(name))
-    for name, least in (('group', 1), ('peers', 0)):
+    for name, least in (('own_samples', 1), ('peer_samples', 0)):
       checks.require(
         least <= getattr(self, name) <= _MOST_SAMPLES,
         f'{name} = {getattr(self, name)}; it must be from {least} to '
@@ -58,77 +50,59 @@ class Problem:
       )
 
   def _distribution(self, name):
-    given_K = np.asarray(getattr(self, name), np.float64)
+    policy_K = np.asarray(getattr(self, name), np.float64)
     checks.require(
-      given_K.shape == self.reward_K.shape,
-      f'{name} has shape {given_K.shape}; reward_K has {self.reward_K.shape}',
+      policy_K.shape == self.reward_K.shape,
+      f'{name} has shape {policy_K.shape}; reward_K has {self.reward_K.shape}',
     )
-    if not ((given_K >= 0).all() and abs(given_K.sum() - 1) < _TOLERANCE):
+    if not ((policy_K >= 0).all() and abs(policy_K.sum() - 1) < _TOLERANCE):
       raise checks.InputError(
-        f'{name} = {given_K}; probabilities are at least 0 and their sum is 1'
+        f'{name} = {policy_K}; probabilities must be at least 0 and sum to 1'
       )
-    return given_K / given_K.sum()
+    return policy_K / policy_K.sum()
 
   @property
-  def pooled(self) -> int:
-    """N = G + H."""
-    return self.group + self.peers
+  def samples(self) -> int:
+    """N = G + H, size of the two groups together."""
+    return self.own_samples + self.peer_samples
 
   @functools.cached_property
   def p(self) -> float:
-    """pi(S): how often the learner succeeds."""
+    """pi(S), the learner's success rate."""
     return min(float(self.pi_K @ self.reward_K), 1.0)
 
   @functools.cached_property
   def q(self) -> float:
-    """mu(S): how often the peer succeeds."""
+    """mu(S), the peer's success rate."""
     return min(float(self.mu_K @ self.reward_K), 1.0)
 
-  @property
-  def pi_S_K(self) -> np.ndarray:
-    """The learner's successes, pi(a | S); 0 where p is 0."""
-    return given(self.pi_K, self.reward_K)
-
-  @property
-  def pi_F_K(self) -> np.ndarray:
-    """The learner's failures, pi(a | not S); 0 where p is 1."""
-    return given(self.pi_K, 1 - self.reward_K)
-
-  @property
-  def mu_S_K(self) -> np.ndarray:
-    """The peer's successes, mu(a | S); 0 where q is 0."""
-    return given(self.mu_K, self.reward_K)
-
-  @property
-  def mu_F_K(self) -> np.ndarray:
-    """The peer's failures, mu(a | not S); 0 where q is 1."""
-    return given(self.mu_K, 1 - self.reward_K)
+  def given(self, policy_K: np.ndarray, reward: int) -> np.ndarray:
+    """A policy given success (1) or failure (0), [K]; all 0 if it has none."""
+    event_K = self.reward_K == reward
+    mass = float(policy_K @ event_K)
+    return policy_K * event_K / mass if mass else np.zeros_like(policy_K)
 
   @functools.cached_property
   def score_KK(self) -> np.ndarray:
-    """s(a) = e_a - pi, a row for each action a."""
+    """The scores s(a) = e_a - pi; row a belongs to action a."""
     return np.eye(len(self.pi_K)) - self.pi_K
 
   @property
   def u_S_K(self) -> np.ndarray:
-    """E_pi[s | success] = grad log p; 0 where p is 0."""
-    return self.pi_S_K @ self.score_KK
-
-  @property
-  def u_F_K(self) -> np.ndarray:
-    """E_pi[s | failure] = grad log(1 - p); 0 where p is 1."""
-    return self.pi_F_K @ self.score_KK
+    """E_pi[s | success] = grad log p; 0 if p is 0."""
+    return self.given(self.pi_K, 1) @ self.score_KK
 
   @property
   def grad_J_K(self) -> np.ndarray:
-    """The gradient of p: p u_S."""
+    """The policy gradient: the gradient of p, which is p u_S."""
     return self.p * self.u_S_K
 
   @property
   def chi2(self) -> float:
-    """How far the ratio is from 1: E_mu[(pi / mu)^2] - 1.
+    """The chi-squared divergence of the learner from the peer.
 
-    chi2(pi || mu). Infinite where the learner does what the peer never does.
+    chi2(pi || mu) = E_mu[(pi / mu)^2] - 1, the variance of the ratio under mu.
+    Infinite if the learner takes an action that the peer never takes.
     """
     if np.any((self.pi_K > 0) & (self.mu_K == 0)):
       return np.inf
@@ -137,133 +111,61 @@ class Problem:
 
   @property
   def rescue(self) -> float:
-    """P(the whole group fails, and the peer's does not).
+    """(1 - p)^G (1 - (1 - q)^H): own samples all fail, and a peer's succeeds."""
+    peer = 1 - (1 - self.q) ** self.peer_samples
+    return (1 - self.p) ** self.own_samples * peer
 
-    (1 - p)^G (1 - (1 - q)^H)
-    """
-    peer = 1 - (1 - self.q) ** self.peers
-    return (1 - self.p) ** self.group * peer
-
-  def with_rates(
-    self, p: float | None = None, q: float | None = None
+  def replace(
+    self, *, p: float | None = None, q: float | None = None, **attributes
   ) -> 'Problem':
-    """The same, but for how often each succeeds.
+    """A copy with other success rates or other attributes.
 
-      pi' = p pi(. | S) + (1 - p) pi(. | not S)
+      pi' = p pi(. | S) + (1 - p) pi(. | not S), and likewise mu' with q
 
-    Args:
-      p: of the learner; None leaves it.
-      q: of the peer; None leaves it.
-
-    Raises:
-      InputError: a rate is not in [0, 1], or a policy that never succeeds (or
-        never fails) is to.
+    Without a rate, the policy stays as it is. Raises InputError if a rate is
+    not in [0, 1], or if the policy has no success (or no failure) to which it
+    could be given.
     """
-    pi_K, mu_K = self.pi_K, self.mu_K
     if p is not None:
-      pi_K = _mixture('p', p, self.pi_S_K, self.pi_F_K)
+      attributes['pi_K'] = self._with_rate('p', p, self.pi_K)
     if q is not None:
-      mu_K = _mixture('q', q, self.mu_S_K, self.mu_F_K)
-    return dataclasses.replace(self, pi_K=pi_K, mu_K=mu_K)
+      attributes['mu_K'] = self._with_rate('q', q, self.mu_K)
+    return dataclasses.replace(self, **attributes)
+
+  def _with_rate(self, name, rate, policy_K):
+    checks.require(0 <= rate <= 1, f'{name} = {rate}; it must be from 0 to 1')
+    success_K, failure_K = self.given(policy_K, 1), self.given(policy_K, 0)
+    mixed_K = rate * success_K + (1 - rate) * failure_K
+    checks.require(
+      abs(mixed_K.sum() - 1) < _TOLERANCE,
+      f'{name} = {rate}, but the policy either never succeeds or never fails',
+    )
+    return mixed_K
 
 
 def density_ratio(pi_K: np.ndarray, mu_K: np.ndarray) -> np.ndarray:
-  """The ratio pi / mu, and 0 where the peer never samples."""
+  """The ratio pi / mu; 0 for actions that the peer never takes."""
   return np.divide(pi_K, mu_K, out=np.zeros_like(pi_K + mu_K), where=mu_K > 0)
 
 
-def random(
-  rng: np.random.Generator,
-  *,
-  most_actions: int = 8,
-  most_group: int = 6,
-  most_peers: int = 6,
-  floor: float = 0.2,
-) -> Problem:
-  """A problem whose K, G, H, pi, mu and rewards are drawn.
-
-    pi, mu = (1 - floor) Dirichlet(c, ..., c) + floor / K
-
-  with log c uniform, so that some policies are nearly uniform and others have
-  a favourite.
-
-  Args:
-    rng: of all draws.
-    most_actions: K is from 2 to this.
-    most_group: G is from 1 to this.
-    most_peers: H is from 1 to this.
-    floor: what is spread evenly; it bounds pi / mu by K / floor, and thereby
-      the tails of what is simulated.
-  """
-  actions = int(rng.integers(2, most_actions + 1))
-  reward_K = rng.permutation(
-    np.arange(actions) < rng.integers(1, actions)
-  ).astype(np.float64)
-
-  def policy():
-    spread = np.exp(rng.uniform(np.log(0.3), np.log(5)))
-    drawn_K = rng.dirichlet(np.full(actions, spread))
-    return (1 - floor) * drawn_K + floor / actions
-
-  return Problem(
-    pi_K=policy(),
-    mu_K=policy(),
-    reward_K=reward_K,
-    group=int(rng.integers(1, most_group + 1)),
-    peers=int(rng.integers(1, most_peers + 1)),
-  )
-
-
 def text(
-  pi_TV: np.ndarray,
-  mu_TV: np.ndarray,
-  reward_V: np.ndarray,
-  *,
-  group: int,
-  peers: int,
+  length: int, peer_first: float, *, own_samples: int, peer_samples: int
 ) -> Problem:
-  """Responses of T tokens that are drawn independently; K = V^T.
+  """Responses of T = `length` independent tokens of two kinds, so that K = 2^T.
 
-    pi(y) = prod_t pi_t(y_t),  1 + chi2(pi || mu) = prod_t (1 + chi2_t)
+    pi(y) = prod_t pi(y_t),  1 + chi2(pi || mu) = (1 + chi2 of a token)^T
 
-  so that the second moment of the ratio of whole responses is exponential in T.
-  What is rewarded is the last token, whose chances do not change with T. The
-  score is still that of the bandit, whose logits are those of responses.
-
-  Args:
-    pi_TV: f64, the learner's probabilities of each token.
-    mu_TV: f64, the peer's.
-    reward_V: 0 or 1, by the last token.
-    group: G.
-    peers: H.
+  At every position the learner chooses either token with probability 1/2, and
+  the peer the first with probability `peer_first`. The second moment of the
+  ratio of whole responses is exponential in T. Only the first token is right,
+  as the last of a text, so that p and q do not depend on T. The score is still
+  the bandit's: there is one logit per response.
   """
-  pi_TV, mu_TV = np.asarray(pi_TV), np.asarray(mu_TV)
-  earlier = pi_TV.shape[1] ** (len(pi_TV) - 1)
+  mu_TV = np.tile([peer_first, 1 - peer_first], (length, 1))
   return Problem(
-    pi_K=functools.reduce(np.kron, pi_TV),
+    pi_K=np.full(2**length, 0.5**length),
     mu_K=functools.reduce(np.kron, mu_TV),
-    reward_K=np.tile(reward_V, earlier),
-    group=group,
-    peers=peers,
+    reward_K=np.tile([1, 0], 2 ** (length - 1)),
+    own_samples=own_samples,
+    peer_samples=peer_samples,
   )
-
-
-def given(policy_K: np.ndarray, kind_K: np.ndarray) -> np.ndarray:
-  """The policy given that an action is of a kind; 0 if none ever is.
-
-  Args:
-    policy_K: probabilities.
-    kind_K: 1 for the actions of that kind, 0 for others.
-  """
-  mass = float(policy_K @ kind_K)
-  return policy_K * kind_K / mass if mass else np.zeros_like(policy_K)
-
-
-def _mixture(name, rate, success_K, failure_K):
-  checks.require(0 <= rate <= 1, f'{name} = {rate}; it must be from 0 to 1')
-  mixed_K = rate * success_K + (1 - rate) * failure_K
-  checks.require(
-    abs(mixed_K.sum() - 1) < _TOLERANCE,
-    f'{name} = {rate}, but the policy has no such actions to give it to',
-  )
-  return mixed_K

@@ -1,67 +1,30 @@
-"""The same gradients, of groups that are sampled, and what is learnt of them.
+"""Sampled gradients of the same estimators, and learning along them.
 
-An estimator here takes a `Draw` and gives x_MK, the sum of advantages times
-weights of the samples of each action, over the number of rows; the gradient is
-x - pi sum_a x(a). Actions are counted, not listed: the cost of a group does not
-grow with its size.
+A sampled gradient is held as x_MK, for each action the sum of coefficient times
+weight over its samples; the gradient is x - pi sum_a x(a). Actions are counted,
+not listed, so that the cost of a group does not grow with its size.
 """
 
-from collections.abc import Callable
-import dataclasses
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from mrl_jax import checks
 from mrl_jax.bandit import closed_form
+from mrl_jax.bandit import estimators
 from mrl_jax.bandit import problem as problem_lib
-from mrl_jax.bandit import weights
 
-_EPSILON = 1e-6  # Beside the deviation, as in `sharing/grpo.py`.
+_CHUNK = 100_000  # Groups in memory at once; a multiple of the batches in use.
 
 
 class Draw(NamedTuple):
-  """Sampled groups.
-
-  Attributes:
-    problem: what is right, the peer, and the sizes of groups.
-    pi_MK: f64, the learner of each group; or [1, K], if it is the same.
-    own_MK: how often each action is in the learner's group.
-    peer_MK: the same of the peer's.
-    uniform_M1: f64 in [0, 1), for what a method draws by itself.
-  """
+  """Own and peer groups that are sampled for M prompts, all the same problem."""
 
   problem: problem_lib.Problem
-  pi_MK: np.ndarray
-  own_MK: np.ndarray
-  peer_MK: np.ndarray
-  uniform_M1: np.ndarray
-
-  @property
-  def p_M1(self) -> np.ndarray:
-    """How often each learner succeeds."""
-    return self._total(self.pi_MK)
-
-  @property
-  def k_M1(self) -> np.ndarray:
-    """Successes of each own group."""
-    return self._total(self.own_MK)
-
-  @property
-  def l_M1(self) -> np.ndarray:
-    """Successes of each of the peer's groups."""
-    return self._total(self.peer_MK)
-
-  def _total(self, x_MK):
-    return (x_MK @ self.problem.reward_K)[:, None]
-
-
-class Method(Protocol):
-  """A row of `methods.METHODS`."""
-
-  closed_form: Callable[[problem_lib.Problem], closed_form.Moments]
-  simulator: Callable[[Draw], np.ndarray]
-  batch: int
+  pi_MK: np.ndarray  # f64, each group's learner; [1, K] if the same for all.
+  own_MK: np.ndarray  # How often each action is in the own group.
+  peer_MK: np.ndarray  # How often each action is in the peer's group.
+  uniform_M1: np.ndarray  # f64 in [0, 1); decides which success SGT transfers.
 
 
 def draw(
@@ -70,25 +33,63 @@ def draw(
   rng: np.random.Generator,
   pi_MK: np.ndarray | None = None,
 ) -> Draw:
-  """Samples groups of the learner and of the peer.
+  """Samples M = `groups` own groups, and as many of the peer.
 
-  Args:
-    problem: the bandit.
-    groups: M.
-    rng: of all samples.
-    pi_MK: a learner for each group; that of the problem by default.
+  `pi_MK` is a learner per group, by default the problem's learner.
   """
   if pi_MK is None:
     pi_MK = problem.pi_K[None]
-  return Draw(
+  own_MK = rng.multinomial(problem.own_samples, pi_MK, size=groups)
+  peer_MK = rng.multinomial(problem.peer_samples, problem.mu_K, size=groups)
+  return Draw(problem, pi_MK, own_MK, peer_MK, rng.random((groups, 1)))
+
+
+def coefficients(drawn: Draw, estimator: estimators.Estimator) -> np.ndarray:
+  """The sampled x of every update, f64 [M / batch, K].
+
+  Raises InputError if M is no multiple of the estimator's batch.
+  """
+  problem, batch = drawn.problem, estimator.batch
+  reward_K = problem.reward_K
+  weight_MK = estimator.weights(drawn.pi_MK, problem.mu_K, reward_K)
+  counts = estimators.Counts(
     problem,
-    pi_MK,
-    rng.multinomial(problem.group, pi_MK, size=(groups,))
-    if len(pi_MK) == 1
-    else rng.multinomial(problem.group, pi_MK),
-    rng.multinomial(problem.peers, problem.mu_K, size=groups),
-    rng.random((groups, 1)),
+    drawn.pi_MK @ reward_K,
+    drawn.own_MK @ reward_K,
+    drawn.peer_MK @ reward_K,
   )
+  own_M2, peer_M2 = estimator.coefficients(counts)
+  index_K = reward_K.astype(int)
+  x_MK = drawn.own_MK * own_M2[:, index_K]
+  x_MK += drawn.peer_MK * weight_MK * peer_M2[:, index_K]
+  checks.require(
+    len(x_MK) % batch == 0,
+    f'{len(x_MK):,} groups; they must be a multiple of the batch of {batch}',
+  )
+  if not isinstance(estimator, estimators.Sgt):
+    return x_MK
+  transfer_MK = _transfers(drawn, counts).reshape(-1, batch, len(reward_K))
+  transfer_UK = transfer_MK.sum(1)
+  divisor = batch
+  if estimator.normaliser == 'rescue':
+    divisor = np.maximum(transfer_UK.sum(1, keepdims=True), 1)
+  own_UK = x_MK.reshape(transfer_MK.shape).mean(1)
+  return own_UK + estimator.weight * transfer_UK / divisor
+
+
+def _transfers(drawn, counts) -> np.ndarray:
+  """1 for the success that each rescued prompt transfers, else 0, [M, K].
+
+  Peer successes are ordered by action, and the one of rank floor(u l) among l
+  is transferred. Example: for successes (2, 0, 1) by action, ranks 0 and 1 are
+  action 0, rank 2 is action 2; cumulative counts are (2, 2, 3).
+  """
+  success_MK = drawn.peer_MK * drawn.problem.reward_K
+  rank_M1 = np.floor(drawn.uniform_M1 * counts.peer_Z[:, None])
+  through_MK = np.cumsum(success_MK, 1)
+  chosen_MK = (through_MK > rank_M1) & (through_MK - success_MK <= rank_M1)
+  rescued_M = (counts.own_Z == 0) & (counts.peer_Z > 0)
+  return rescued_M[:, None] * chosen_MK
 
 
 def gradient(x_MK: np.ndarray, pi_MK: np.ndarray) -> np.ndarray:
@@ -96,304 +97,80 @@ def gradient(x_MK: np.ndarray, pi_MK: np.ndarray) -> np.ndarray:
   return x_MK - x_MK.sum(1, keepdims=True) * pi_MK
 
 
-def grpo(drawn: Draw, *, std: bool = True) -> np.ndarray:
-  """Coefficients of GRPO; see `closed_form.grpo`."""
-  group = drawn.problem.group
-  advantage_MK = _advantages(drawn, drawn.k_M1, group, std)
-  return drawn.own_MK * advantage_MK / group
-
-
-def xgrpo(drawn: Draw, *, std: bool = True) -> np.ndarray:
-  """Coefficients of XGRPO; see `closed_form.xgrpo`."""
-  total_M1 = drawn.k_M1 + drawn.l_M1
-  advantage_MK = _advantages(drawn, total_M1, drawn.problem.pooled, std)
-  return drawn.own_MK * advantage_MK / drawn.problem.group
-
-
-def prp(drawn: Draw, *, std: bool = False, **settings) -> np.ndarray:
-  """Coefficients of PRP; see `closed_form.prp`."""
-  problem = drawn.problem
-  total_M1 = drawn.k_M1 + drawn.l_M1
-  advantage_MK = _advantages(drawn, total_M1, problem.pooled, std)
-  signed = weights.prp(drawn.pi_MK, problem.mu_K, **settings)
-  weight_MK = np.where(
-    problem.reward_K == 1, signed.success_K, signed.failure_K
-  )
-  rows_MK = drawn.own_MK + weight_MK * drawn.peer_MK
-  return rows_MK * advantage_MK / problem.pooled
-
-
-def hacpo(
-  drawn: Draw,
-  *,
-  std: bool = True,
-  ratio: float | None = None,
-  capability_baseline: bool = True,
-  capability_weight: bool = True,
-  **settings,
-) -> np.ndarray:
-  """Coefficients of HACPO; see `closed_form.hacpo`."""
-  problem = drawn.problem
-  if ratio is None:
-    ratio = weights.capability_ratio(drawn.p_M1, problem.q)
-  pooled, total_M1 = problem.pooled, drawn.k_M1 + drawn.l_M1
-  mean_M1 = total_M1 / pooled
-  if capability_baseline:
-    able_M1 = (drawn.k_M1 + ratio * drawn.l_M1) / pooled
-    able_M1 = np.where(able_M1 > 1, drawn.k_M1 / problem.group, able_M1)
-    mixed_M1 = (total_M1 > 0) & (total_M1 < pooled)
-    mean_M1 = np.where(mixed_M1, able_M1, mean_M1)
-  advantage_MK = _advantages(
-    drawn, total_M1, pooled, std, mean_M1, unbiased=True
-  )
-  weight_MK = weights.hacpo(drawn.pi_MK, problem.mu_K, **settings)
-  if capability_weight:
-    weight_MK = weight_MK / ratio
-  rows_MK = drawn.own_MK + weight_MK * drawn.peer_MK
-  return rows_MK * advantage_MK / pooled
-
-
-def sgt(
-  drawn: Draw,
-  *,
-  std: bool = True,
-  weight: float = 0.1,
-  normaliser: str = 'batch',
-  batch: int = 1,
-) -> np.ndarray:
-  """Coefficients of SGT, a row for each batch of groups; `closed_form.sgt`."""
-  right_MK = drawn.peer_MK * drawn.problem.reward_K
-  # The success of rank floor(u l) among the l, in the order of actions.
-  rank_M1 = np.floor(drawn.uniform_M1 * drawn.l_M1)
-  upto_MK = np.cumsum(right_MK, 1)
-  one_MK = (upto_MK > rank_M1) & (upto_MK - right_MK <= rank_M1)
-  rescued_M1 = (drawn.k_M1 == 0) & (drawn.l_M1 > 0)
-  transfer_MK = _batches(rescued_M1 * one_MK, batch).sum(1)
-  count = batch
-  if normaliser == 'rescue':
-    count = np.maximum(transfer_MK.sum(1, keepdims=True), 1)
-  own_MK = _batches(grpo(drawn, std=std), batch).mean(1)
-  return own_MK + weight * transfer_MK / count
-
-
-def graft(
-  drawn: Draw,
-  *,
-  std: bool = True,
-  success_only: bool = False,
-  normaliser: str = 'group',
-  **settings,
-) -> np.ndarray:
-  """Coefficients of GRAFT; see `closed_form.graft`."""
-  problem = drawn.problem
-  weight_MK = weights.graft(drawn.pi_MK, problem.mu_K, **settings)
-  if success_only:
-    weight_MK = weight_MK * problem.reward_K
-  mixed_M1 = (drawn.l_M1 > 0) & (drawn.l_M1 < problem.peers)
-  rows = problem.peers
-  if normaliser == 'admitted':
-    admitted_MK = drawn.peer_MK * (weight_MK > 0)
-    rows = np.maximum(admitted_MK.sum(1, keepdims=True), 1)
-  source_MK = _advantages(drawn, drawn.l_M1, problem.peers, True)
-  grafted_MK = drawn.peer_MK * weight_MK * source_MK / np.maximum(rows, 1)
-  taken_M1 = (drawn.k_M1 == 0) & mixed_M1
-  return grpo(drawn, std=std) + taken_M1 * grafted_MK
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Estimate:
-  """What sampled gradients come to.
-
-  Attributes:
-    updates: how many gradients there are, M.
-    mean_K: their mean.
-    covariance_KK: their covariance.
-    second: mean of |g|^2.
-    second_error: its standard error.
-    no_signal: the share in which no row has an advantage and a weight.
-  """
-
-  updates: int
-  mean_K: np.ndarray
-  covariance_KK: np.ndarray
-  second: float
-  second_error: float
-  no_signal: float
-
-  def error(self, direction_K: np.ndarray) -> float:
-    """The standard error of the mean along a direction."""
-    variance = direction_K @ self.covariance_KK @ direction_K
-    return float(np.sqrt(max(variance, 0.0) / self.updates))
-
-
 def estimate(
   problem: problem_lib.Problem,
-  simulator: Callable[[Draw], np.ndarray],
+  estimator: estimators.Estimator,
   groups: int,
   rng: np.random.Generator,
-  chunk: int = 100_000,
-) -> Estimate:
-  """Simulates a method.
+) -> closed_form.Moments:
+  """The moments of the gradients of so many sampled own and peer groups.
 
-  Args:
-    problem: the bandit.
-    simulator: of `methods.METHODS`, or a function above with its settings.
-    groups: how many; a multiple of the method's batch, as `chunk` is.
-    rng: of all samples.
-    chunk: groups that are held at once.
-
-  Raises:
-    InputError: groups or a chunk cannot be divided into batches.
+  Raises InputError if the groups cannot be divided into batches.
   """
   sums = []
-  for start in range(0, groups, chunk):
-    drawn = draw(problem, min(chunk, groups - start), rng)
-    part = _sums(simulator(drawn), problem)
-    sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
-  return _estimate(sums)
+  for start in range(0, groups, _CHUNK):
+    drawn = draw(problem, min(_CHUNK, groups - start), rng)
+    g_MK = gradient(coefficients(drawn, estimator), problem.pi_K)
+    sums.append((len(g_MK), g_MK.sum(0), g_MK.T @ g_MK))
+  count, sum_K, sum_KK = map(sum, zip(*sums, strict=True))
+  mean_K = sum_K / count
+  covariance_KK = sum_KK / count - np.outer(mean_K, mean_K)
+  return closed_form.Moments(
+    problem=problem, mean_K=mean_K, covariance_KK=covariance_KK
+  )
 
 
-def of_draw(drawn: Draw, simulator: Callable[[Draw], np.ndarray]) -> Estimate:
-  """The same of groups that are drawn already, so that methods share them."""
-  return _estimate(_sums(simulator(drawn), drawn.problem))
+class Curves(NamedTuple):
+  """The learner's success rate p before the first and after every update."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Curves:
-  """The learner's p before each step and after the last.
-
-  Attributes:
-    expected_T: of steps along the expected gradient.
-    sampled_ST: of steps along sampled gradients, by seed.
-  """
-
-  expected_T: np.ndarray
-  sampled_ST: np.ndarray
-
-  @property
-  def mean_T(self) -> np.ndarray:
-    """Over seeds."""
-    return self.sampled_ST.mean(0)
-
-  @property
-  def spread_T(self) -> np.ndarray:
-    """The standard deviation over seeds."""
-    return self.sampled_ST.std(0)
+  expected_T: np.ndarray  # Along the expected gradient.
+  sampled_ST: np.ndarray  # Along sampled gradients, by seed.
 
 
 def learn(
   problem: problem_lib.Problem,
-  method: Method,
-  rng: np.random.Generator,
+  estimator: estimators.Estimator,
   *,
-  steps: int,
+  updates: int,
   rate: float,
   seeds: int,
+  seed: int = 0,
 ) -> Curves:
-  """Ascends expected and sampled gradients of the logits.
+  """Ascends the expected and sampled gradients of a method.
 
     theta <- theta + rate g,  pi = softmax(theta)
 
-  The peer stays as it is. An action of probability 0 stays at 0.
+  The peer does not learn. An action of probability 0 stays at 0.
 
   Args:
-    problem: where the learner begins.
-    method: a row of `methods.METHODS`.
-    rng: of all seeds.
-    steps: T.
-    rate: the learning rate of plain gradient ascent.
-    seeds: S, learners that begin alike and sample by themselves.
+    problem: the bandit, with the initial learner.
+    estimator: the method.
+    updates: number of gradient steps.
+    rate: the learning rate.
+    seeds: S, number of independent learners.
+    seed: of the random numbers of all S; the same for methods to compare.
   """
-  with np.errstate(divide='ignore'):
-    start_1K = np.log(problem.pi_K)[None]
+  rng = np.random.default_rng(seed)
 
   def expected(pi_1K):
-    at = dataclasses.replace(problem, pi_K=pi_1K[0])
-    return method.closed_form(at).mean_K[None]
+    at = problem.replace(pi_K=pi_1K[0])
+    return closed_form.moments(at, estimator).mean_K[None]
 
   def sampled(pi_SK):
-    pi_MK = np.repeat(pi_SK, method.batch, 0)
+    pi_MK = np.repeat(pi_SK, estimator.batch, 0)
     drawn = draw(problem, len(pi_MK), rng, pi_MK)
-    return gradient(method.simulator(drawn), pi_SK)
+    return gradient(coefficients(drawn, estimator), pi_SK)
 
-  start_SK = np.repeat(start_1K, seeds, 0)
-  return Curves(
-    expected_T=_ascend(problem, start_1K, expected, steps, rate)[0],
-    sampled_ST=_ascend(problem, start_SK, sampled, steps, rate),
-  )
+  def ascend(learners, gradient_of):
+    with np.errstate(divide='ignore'):
+      theta_SK = np.log(np.tile(problem.pi_K, (learners, 1)))
+    curve = []
+    for update in range(updates + 1):
+      weight_SK = np.exp(theta_SK - theta_SK.max(1, keepdims=True))
+      pi_SK = weight_SK / weight_SK.sum(1, keepdims=True)
+      curve.append(pi_SK @ problem.reward_K)
+      if update < updates:
+        theta_SK = theta_SK + rate * gradient_of(pi_SK)
+    return np.stack(curve, 1)
 
-
-def _ascend(problem, theta_SK, of, steps, rate) -> np.ndarray:
-  curve = []
-  for step in range(steps + 1):
-    pi_SK = _softmax(theta_SK)
-    curve.append(pi_SK @ problem.reward_K)
-    if step < steps:
-      theta_SK = theta_SK + rate * of(pi_SK)
-  return np.stack(curve, 1)
-
-
-def _softmax(theta_SK):
-  weight_SK = np.exp(theta_SK - theta_SK.max(1, keepdims=True))
-  return weight_SK / weight_SK.sum(1, keepdims=True)
-
-
-def _advantages(
-  drawn, successes_M1, count, std, mean_M1=None, *, unbiased=False
-) -> np.ndarray:
-  """What a sample of each action has, against `count` rewards, [M, K].
-
-  The deviation is from their first two moments, as in `sharing/grpo.py`; the
-  closed forms have it from the counts.
-  """
-  count = max(count, 1)
-  center_M1 = successes_M1 / count
-  difference_MK = drawn.problem.reward_K - (
-    center_M1 if mean_M1 is None else mean_M1
-  )
-  difference_MK = np.where(abs(difference_MK) < 1e-9, 0.0, difference_MK)
-  if not std:
-    return difference_MK
-  variance_M1 = np.maximum(center_M1 - center_M1**2, 0.0)
-  if unbiased:
-    variance_M1 = variance_M1 * count / max(count - 1, 1)
-  deviation_M1 = np.sqrt(variance_M1)
-  equal_M1 = deviation_M1 < _EPSILON
-  return difference_MK / np.where(equal_M1, 1.0, deviation_M1 + _EPSILON)
-
-
-def _batches(x_MK, batch) -> np.ndarray:
-  checks.require(
-    len(x_MK) % batch == 0,
-    f'{len(x_MK):,} groups; they must be a multiple of the batch of {batch}',
-  )
-  return x_MK.reshape(-1, batch, x_MK.shape[1])
-
-
-def _sums(x_MK, problem) -> list:
-  """Count, and sums of g, g g^T, |g|^2, |g|^4 and of updates without signal."""
-  g_MK = gradient(x_MK, problem.pi_K)
-  square_M = np.einsum('mk,mk->m', g_MK, g_MK)
-  return [
-    len(g_MK),
-    g_MK.sum(0),
-    g_MK.T @ g_MK,
-    square_M.sum(),
-    square_M @ square_M,
-    (~x_MK.any(1)).sum(),
-  ]
-
-
-def _estimate(sums) -> Estimate:
-  count, mean_K, second_KK, second, fourth, silent = (
-    sums[0],
-    *(total / sums[0] for total in sums[1:]),
-  )
-  return Estimate(
-    updates=count,
-    mean_K=mean_K,
-    covariance_KK=second_KK - np.outer(mean_K, mean_K),
-    second=float(second),
-    second_error=float(np.sqrt(max(fourth - second**2, 0.0) / count)),
-    no_signal=float(silent),
-  )
+  return Curves(ascend(1, expected)[0], ascend(seeds, sampled))

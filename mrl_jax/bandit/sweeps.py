@@ -1,6 +1,6 @@
-"""Moments of the methods as one thing varies: the numbers of `figures.py`."""
+"""The numbers of the figures: moments of methods as one quantity varies."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 
@@ -8,56 +8,22 @@ import numpy as np
 
 from mrl_jax import checks
 from mrl_jax.bandit import closed_form
+from mrl_jax.bandit import estimators
 from mrl_jax.bandit import methods as methods_lib
 from mrl_jax.bandit import problem as problem_lib
 from mrl_jax.bandit import simulate
 
-Methods = Mapping[str, methods_lib.Method]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
-  """What `closed_form.Moments` tells of one method, at each value.
-
-  Attributes:
-    support_X: u_S . E g, of d log p / d eta.
-    noise_X: tr Cov g.
-    second_X: E |g|^2.
-  """
-
-  support_X: np.ndarray
-  noise_X: np.ndarray
-  second_X: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Sweep:
-  """Methods as one thing varies.
-
-  Attributes:
-    x_X: its values.
-    lines: by method.
-  """
-
-  x_X: np.ndarray
-  lines: Mapping[str, Line]
+Methods = Mapping[str, estimators.Estimator]
 
 
 def prompt(
-  p: float, q: float, *, group: int, peers: int
+  p: float, q: float, *, own_samples: int, peer_samples: int
 ) -> problem_lib.Problem:
-  """A prompt with two right answers and four wrong ones.
+  """The prompt of the figures: two right responses and four wrong ones.
 
-  Learner and peer prefer different ones, and neither excludes any.
-
-  Args:
-    p: how often the learner succeeds.
-    q: how often the peer does.
-    group: G.
-    peers: H.
-
-  Raises:
-    InputError: a rate is not between 0 and 1, or a size is wrong.
+  Learner and peer prefer different responses, and neither excludes any. Raises
+  InputError if a success rate, p of the learner and q of the peer, is not
+  between 0 and 1, or if a group size, G and H, is out of range.
   """
   for name, rate in (('p', p), ('q', q)):
     checks.require(0 < rate < 1, f'{name} = {rate}; it must be between 0 and 1')
@@ -65,16 +31,62 @@ def prompt(
     pi_K=[0.35, 0.15, 0.225, 0.15, 0.075, 0.05],
     mu_K=[0.2, 0.3, 0.075, 0.1, 0.125, 0.2],
     reward_K=[1, 1, 0, 0, 0, 0],
-    group=group,
-    peers=peers,
-  ).with_rates(p=p, q=q)
+    own_samples=own_samples,
+    peer_samples=peer_samples,
+  ).replace(p=p, q=q)
 
 
-def by_learner(
-  problem: problem_lib.Problem, p_X: np.ndarray, methods: Methods
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Sweep:
+  """Moments of methods as one quantity varies."""
+
+  x_X: np.ndarray  # f64, values of the quantity.
+  moments: Mapping[str, Sequence[closed_form.Moments]]  # X by method.
+  bound_X: np.ndarray | None = None  # On a quantity that the sweep names.
+
+  def curves(self, attribute: str) -> dict[str, np.ndarray]:
+    """An attribute of `Moments` by method, f64 [X] each."""
+    return {
+      name: np.array([getattr(moments, attribute) for moments in of_method])
+      for name, of_method in self.moments.items()
+    }
+
+  def distances(self) -> dict[str, np.ndarray]:
+    """|E g - E g of the first method|, by other method, f64 [X] each."""
+    (_, first_XK), *others = self.curves('mean_K').items()
+    return {
+      name: np.array([*map(np.linalg.norm, mean_XK - first_XK)])
+      for name, mean_XK in others
+    }
+
+
+def _sweep(
+  x_X: Sequence[float],
+  cases: Sequence[tuple[problem_lib.Problem, Methods]],
+  bounds: Sequence[float] | None = None,
 ) -> Sweep:
-  """As the learner's success rate varies."""
-  return _sweep(p_X, (problem.with_rates(p=p) for p in p_X), methods)
+  """The moments of X problems, each with its own settings of the methods."""
+  return Sweep(
+    x_X=np.asarray(x_X, np.float64),
+    moments={
+      name: [closed_form.moments(at, methods[name]) for at, methods in cases]
+      for name in cases[0][1]
+    },
+    bound_X=None if bounds is None else np.array(bounds),
+  )
+
+
+def vary(problem: problem_lib.Problem, methods: Methods, **varied) -> Sweep:
+  """The methods as one property of the problem varies.
+
+    vary(problem, methods, p=[0.01, 0.1])
+
+  `varied` is one argument of `Problem.replace`, with its values.
+  """
+  ((name, values),) = varied.items()
+  return _sweep(
+    values, [(problem.replace(**{name: value}), methods) for value in values]
+  )
 
 
 def simulated(
@@ -83,307 +95,153 @@ def simulated(
   rng: np.random.Generator,
   groups: int,
 ) -> Sweep:
-  """The same of samples, at the learner's success rate.
+  """Simulated moments of the methods, at the problem's p only.
 
-  Args:
-    problem: the bandit.
-    methods: what is simulated.
-    rng: of all samples.
-    groups: M, of each method.
+  Own and peer groups, `groups` of each, are sampled anew for each method.
   """
-  lines = {}
-  for name, method in methods.items():
-    found = simulate.estimate(problem, method.simulator, groups, rng)
-    lines[name] = Line(
-      support_X=np.array([problem.u_S_K @ found.mean_K]),
-      noise_X=np.array([np.trace(found.covariance_KK)]),
-      second_X=np.array([found.second]),
-    )
-  return Sweep(x_X=np.array([problem.p]), lines=lines)
-
-
-def by_peer(
-  problem: problem_lib.Problem, q_X: np.ndarray, methods: Methods
-) -> Sweep:
-  """As the peer's success rate varies."""
-  return _sweep(q_X, (problem.with_rates(q=q) for q in q_X), methods)
-
-
-def by_group(
-  problem: problem_lib.Problem, group_X: Sequence[int], methods: Methods
-) -> Sweep:
-  """As G varies."""
-  varied = (dataclasses.replace(problem, group=G) for G in group_X)
-  return _sweep(group_X, varied, methods)
-
-
-def by_peers(
-  problem: problem_lib.Problem, peers_X: Sequence[int], methods: Methods
-) -> Sweep:
-  """As H varies."""
-  varied = (dataclasses.replace(problem, peers=H) for H in peers_X)
-  return _sweep(peers_X, varied, methods)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Divergence(Sweep):
-  """As chi2(pi || mu) varies, which is x_X.
-
-  Attributes:
-    bound_X: `closed_form.prp_second_moment_bound`, of the peer's part.
-  """
-
-  bound_X: np.ndarray
+  return Sweep(
+    x_X=np.array([problem.p]),
+    moments={
+      name: [simulate.estimate(problem, estimator, groups, rng)]
+      for name, estimator in methods.items()
+    },
+  )
 
 
 def by_divergence(
   problem: problem_lib.Problem,
-  tilt_X: np.ndarray,
+  tilt_X: Sequence[float],
   methods: Methods,
   *,
   std: bool = True,
-) -> Divergence:
-  """As the peer comes to prefer what the learner seldom does.
+) -> Sweep:
+  """The methods as the peer is `tilted` to what the learner seldom does.
 
-    mu(a | S) ~ pi(a | S)^(1 - tilt),  the same of failures; q stays.
-
-  Args:
-    problem: the bandit; of its peer, only q matters.
-    tilt_X: 0 for a peer that differs by q alone.
-    methods: what is compared.
-    std: of the bound, as the methods have it.
+  x_X is chi2(pi || mu), and `bound_X` is `prp_second_moment_bound`, which is
+  for the peer's term of PRP. `std` says whether the methods, and so the bound,
+  divide by the standard deviation.
   """
   varied = [tilted(problem, tilt) for tilt in tilt_X]
-  chi2_X = np.array([at.chi2 for at in varied])
-  bounds = (closed_form.prp_second_moment_bound(at, std=std) for at in varied)
-  return Divergence(
-    x_X=chi2_X,
-    lines=_sweep(chi2_X, varied, methods).lines,
-    bound_X=np.array([*bounds]),
+  return _sweep(
+    [at.chi2 for at in varied],
+    [(at, methods) for at in varied],
+    [closed_form.prp_second_moment_bound(at, std=std) for at in varied],
   )
 
 
 def tilted(problem: problem_lib.Problem, tilt: float) -> problem_lib.Problem:
-  """The peer of `by_divergence`."""
-  kinds = (problem.q, problem.pi_S_K), (1 - problem.q, problem.pi_F_K)
-  mu_K = sum(rate * _power(policy_K, 1 - tilt) for rate, policy_K in kinds)
-  return dataclasses.replace(problem, mu_K=mu_K)
+  """A problem whose peer inverts the learner's preferences; q stays.
 
+    mu(a | S) ~ pi(a | S)^(1 - tilt), and likewise given failure
 
-def _power(policy_K, exponent) -> np.ndarray:
-  power_K = np.zeros_like(policy_K)
-  np.power(policy_K, exponent, out=power_K, where=policy_K > 0)
-  return power_K / power_K.sum()
+  A tilt of 0 is a peer that differs from the learner by q only.
+  """
+
+  def tilted_given(reward):
+    given_K = problem.given(problem.pi_K, reward)
+    power_K = np.zeros_like(given_K)
+    np.power(given_K, 1 - tilt, out=power_K, where=given_K > 0)
+    return power_K / power_K.sum()
+
+  q = problem.q
+  return problem.replace(mu_K=q * tilted_given(1) + (1 - q) * tilted_given(0))
 
 
 def by_length(
   lengths_X: Sequence[int],
   *,
   chi2: float,
-  group: int,
-  peers: int,
+  own_samples: int,
+  peer_samples: int,
   **settings,
 ) -> Sweep:
-  """As texts of two equally probable tokens become longer.
-
-  At every position the learner says either with 1/2, and the peer prefers the
-  first; right is what ends with it (`problem.text`). HACPO and GRAFT take their
-  ratios a token, of so many tokens.
+  """The compared methods as responses become longer.
 
   Args:
-    lengths_X: T; K = 2^T.
-    chi2: chi2 of one token; 1 + that of the text is (1 + chi2)^T.
-    group: G.
-    peers: H.
-    **settings: of `methods.compared`, but for its length.
+    lengths_X: T, of the responses `problem.text`; L of HACPO and GRAFT, too.
+    chi2: chi2 at each position; 1 + that of the text is (1 + chi2)^T.
+    own_samples: G.
+    peer_samples: H.
+    **settings: of `methods.compared`, except its length.
   """
-  # 1 + chi2 = 1 / (4 m (1 - m)).
+  # A peer that chooses the first token with probability m has, per token,
+  # 1 + chi2 = 1/4 / m + 1/4 / (1 - m) = 1 / (4 m (1 - m)).
   m = (1 + math.sqrt(1 - 1 / (1 + chi2))) / 2
-  moments = []
-  for T in lengths_X:
-    problem = problem_lib.text(
-      np.full((T, 2), 0.5),
-      np.tile([m, 1 - m], (T, 1)),
-      [1, 0],
-      group=group,
-      peers=peers,
+  sizes = {'own_samples': own_samples, 'peer_samples': peer_samples}
+  cases = [
+    (
+      problem_lib.text(T, m, **sizes),
+      methods_lib.compared(length=T, **settings),
     )
-    compared = methods_lib.compared(length=T, **settings)
-    moments.append({n: of.closed_form(problem) for n, of in compared.items()})
-  return _lines(lengths_X, moments)
-
-
-def _sweep(x_X, problems: Iterable, methods: Methods) -> Sweep:
-  return _lines(
-    x_X,
-    [
-      {name: method.closed_form(at) for name, method in methods.items()}
-      for at in problems
-    ],
-  )
-
-
-def _lines(x_X, moments: Sequence[Mapping[str, closed_form.Moments]]) -> Sweep:
-  return Sweep(
-    x_X=np.asarray(x_X, np.float64),
-    lines={
-      name: Line(
-        support_X=np.array([found[name].support for found in moments]),
-        noise_X=np.array([found[name].noise for found in moments]),
-        second_X=np.array([found[name].second for found in moments]),
-      )
-      for name in moments[0]
-    },
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ContextWeights:
-  """How much a prompt counts, by how hard it is: E g = c grad J.
-
-  Attributes:
-    p_X: the learner's success rates.
-    q_Y: the peer's.
-    grpo_X: c of GRPO.
-    xgrpo_YX: c of XGRPO.
-  """
-
-  p_X: np.ndarray
-  q_Y: np.ndarray
-  grpo_X: np.ndarray
-  xgrpo_YX: np.ndarray
+    for T in lengths_X
+  ]
+  return _sweep(lengths_X, cases)
 
 
 def context_weights(
   problem: problem_lib.Problem,
-  p_X: np.ndarray,
-  q_Y: np.ndarray,
+  p_X: Sequence[float],
+  qs: Sequence[float],
   *,
   std: bool = True,
-) -> ContextWeights:
-  """Of GRPO and XGRPO, whose E g has the direction of grad J.
+) -> Sweep:
+  """GRPO, and XGRPO for success rates `qs` of the peer, as p > 0 varies.
 
-  Args:
-    problem: the bandit.
-    p_X: above 0.
-    q_Y: the peer's success rates.
-    std: whether the deviation is divided by.
+  Their E g is c grad J; the curves of interest are those of `context_weight`.
+  `std` says whether advantages are divided by the standard deviation.
   """
-
-  def weight(moments):
-    grad_K = moments.problem.grad_J_K
-    return moments.mean_K @ grad_K / (grad_K @ grad_K)
-
-  varied = [problem.with_rates(p=p) for p in p_X]
-  return ContextWeights(
-    p_X=np.asarray(p_X),
-    q_Y=np.asarray(q_Y),
-    grpo_X=np.array([weight(closed_form.grpo(at, std=std)) for at in varied]),
-    xgrpo_YX=np.array(
-      [
-        [
-          weight(closed_form.xgrpo(at.with_rates(q=q), std=std))
-          for at in varied
-        ]
-        for q in q_Y
-      ]
-    ),
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Errors:
-  """What a wrong ratio does to E g of PRP, without std.
-
-  Attributes:
-    x_X: how wrong it may be.
-    off: |E g~ - E g|, by how it is wrong.
-    bound_X: of all of these.
-    deviation_X: sqrt(tr Cov g~) of the first, for comparison.
-  """
-
-  x_X: np.ndarray
-  off: Mapping[str, np.ndarray]
-  bound_X: np.ndarray
-  deviation_X: np.ndarray
+  moments = vary(problem, {'GRPO': estimators.Grpo(std=std)}, p=p_X).moments
+  for q in qs:
+    method = {f'XGRPO, q = {q:g}': estimators.Xgrpo(std=std)}
+    moments |= vary(problem.replace(q=q), method, p=p_X).moments
+  return Sweep(x_X=np.asarray(p_X), moments=moments)
 
 
 def by_truncation(
-  problem: problem_lib.Problem, max_ratio_X: np.ndarray
-) -> Errors:
-  """Of PRP truncated at C, beside `closed_form.truncation_bias_bound`."""
-  bounds = (closed_form.truncation_bias_bound(problem, C) for C in max_ratio_X)
-  return _errors(
-    problem,
+  problem: problem_lib.Problem, max_ratio_X: Sequence[float]
+) -> Sweep:
+  """PRP without std, exact and truncated at C, which varies.
+
+  `bound_X` is `truncation_bias_bound`, of the distance of the two.
+  """
+  return _sweep(
     max_ratio_X,
-    {'truncated': [{'max_ratio': C} for C in max_ratio_X]},
-    bounds,
+    [
+      (
+        problem,
+        {'exact': estimators.Prp(), 'truncated': estimators.Prp(max_ratio=C)},
+      )
+      for C in max_ratio_X
+    ],
+    [closed_form.truncation_bias_bound(problem, C) for C in max_ratio_X],
   )
 
 
 def by_thl_error(
   problem: problem_lib.Problem,
-  error_X: np.ndarray,
+  error_X: Sequence[float],
   rng: np.random.Generator,
-) -> Errors:
-  """Of log ratios that are off by up to E, beside `closed_form.thl_error_bound`.
+) -> Sweep:
+  """PRP without std, exact and with log ratios that are off by up to E nats.
 
-  Args:
-    problem: the bandit.
-    error_X: E, in nats.
-    rng: of the errors that are drawn, once for all E.
+  E varies, and the random errors are drawn once for all E. `bound_X` is
+  `thl_error_bound`, of the distance of each kind of error from the exact PRP.
   """
   sign_K = 2 * problem.reward_K - 1
-  shapes = {
+  kinds = {
+    'exact': np.zeros_like(sign_K),
     'all by E': np.ones_like(sign_K),
     'successes by E, failures by -E': sign_K,
     'drawn from [-E, E]': rng.uniform(-1, 1, len(sign_K)),
   }
-  return _errors(
-    problem,
+  return _sweep(
     error_X,
-    {
-      name: [{'error_K': E * shape_K} for E in error_X]
-      for name, shape_K in shapes.items()
-    },
-    (closed_form.thl_error_bound(problem, E) for E in error_X),
+    [
+      (
+        problem,
+        {n: estimators.Prp(error_K=E * kind_K) for n, kind_K in kinds.items()},
+      )
+      for E in error_X
+    ],
+    [closed_form.thl_error_bound(problem, E) for E in error_X],
   )
-
-
-def _errors(problem, x_X, wrong, bounds) -> Errors:
-  right_K = closed_form.prp(problem).mean_K
-  found = {
-    name: [closed_form.prp(problem, **settings) for settings in varied]
-    for name, varied in wrong.items()
-  }
-  return Errors(
-    x_X=np.asarray(x_X),
-    off={
-      name: np.array([np.linalg.norm(m.mean_K - right_K) for m in moments])
-      for name, moments in found.items()
-    },
-    bound_X=np.array([*bounds]),
-    deviation_X=np.sqrt([m.noise for m in next(iter(found.values()))]),
-  )
-
-
-def learning(
-  problem: problem_lib.Problem,
-  methods: Methods,
-  *,
-  steps: int,
-  rate: float,
-  seeds: int,
-) -> dict[str, simulate.Curves]:
-  """`simulate.learn` of each method, with the same seed for all."""
-  return {
-    name: simulate.learn(
-      problem,
-      method,
-      np.random.default_rng(0),
-      steps=steps,
-      rate=rate,
-      seeds=seeds,
-    )
-    for name, method in methods.items()
-  }

@@ -1,1 +1,1 @@
-"""Prompts: where they come from, and the order in which they are read."""
+"""Prompts: their sources, and the order in which they are read."""

@@ -1,6 +1,6 @@
-"""`arithmetic`: a dataset of small sums and lists, made on the spot.
+"""`arithmetic`: a generated dataset of small sums and lists.
 
-Six operations, each on two surfaces, a formula and words, with a worked
+Six operations, each with two surfaces, as a formula and in words, and a worked
 solution whose last step is the answer:
 
   formula/sub   '9 - 3 - 2'                  '= 6 = 4'
@@ -8,9 +8,9 @@ solution whose last step is the answer:
   formula/sort  'sort 4 9 3'                 '= 3 4 9'
   words/sort    'line up 4 9 3 in order'     '= 3 4 9'
 
-A family is a surface and an operation. The difficulty is the number of
-operands. Splits do not share operands: which split a set of operands belongs
-to does not depend on their order, nor on the family.
+A family is a surface and an operation. The difficulty is the number of operands.
+Splits do not share operands: the split of a set of operands does not depend on
+their order or on the family.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ import functools
 import hashlib
 import io
 import itertools
+import operator
 import os
 import random
 
@@ -28,70 +29,61 @@ import tensorflow_datasets as tfds
 
 from mrl_jax import checks
 
-OPERATIONS = ('add', 'sub', 'max', 'min', 'reverse', 'sort')
+# Of sums: how to compute them, and what stands before operands: in a formula, and
+# in words before the first and before others.
+_SUMS = {
+  'add': (operator.add, ' + ', ' has ', ', gets '),
+  'sub': (operator.sub, ' - ', ' had ', ', lost '),
+}
+# Of lists: how to compute the answer, and the question in words.
+_LISTS = {
+  'max': (lambda numbers: [max(numbers)], 'the top score of {}'),
+  'min': (lambda numbers: [min(numbers)], 'the lowest score of {}'),
+  'reverse': (lambda numbers: numbers[::-1], 'read {} backwards'),
+  'sort': (sorted, 'line up {} in order'),
+}
+_NAMES = ('Tom', 'Ann', 'Sue', 'Bob')
+OPERATIONS = (*_SUMS, *_LISTS)
 SURFACES = ('formula', 'words')
 FAMILIES = tuple(f'{s}/{o}' for s in SURFACES for o in OPERATIONS)
 DIFFICULTIES = (3, 4)
 HELDOUT_SHARE = 0.2
-MAX_EXAMPLES = 800  # Of a family and difficulty, over both splits.
-SEEDS = 100  # A seed is one of so many configs of the builder.
-
-_WORDS = {
-  'add': ('{name} has {}', ', gets {}'),
-  'sub': ('{name} had {}', ', lost {}'),
-}
-_LIST_WORDS = {
-  'max': 'the top score of {}',
-  'min': 'the lowest score of {}',
-  'reverse': 'read {} backwards',
-  'sort': 'line up {} in order',
-}
-_NAMES = ('Tom', 'Ann', 'Sue', 'Bob')
+MAX_EXAMPLES = 800  # Per family and difficulty, over both splits.
+SEEDS = 100  # Every seed is a config of the builder.
 
 
 def operands(operation: str, count: int) -> Iterator[tuple[int, ...]]:
-  """Every list of operands of an operation, in a fixed order."""
-  if operation in ('add', 'sub'):
+  """All lists of operands of an operation, in a fixed order."""
+  if operation in _LISTS:
+    yield from itertools.permutations(range(10), count)
+  else:
     for rest in itertools.product(range(1, 5), repeat=count - 1):
       least = sum(rest) if operation == 'sub' else 0
       yield from ((first, *rest) for first in range(least, 21))
-  else:
-    yield from itertools.permutations(range(10), count)
 
 
 def question(
   surface: str, operation: str, numbers: Sequence[int], rng: random.Random
 ) -> str:
   """The text of a question; names are drawn from `rng`."""
-  listed = ' '.join(map(str, numbers))
-  if operation in _LIST_WORDS:
-    return (
-      f'{operation} {listed}'
-      if surface == 'formula'
-      else _LIST_WORDS[operation].format(listed)
-    )
+  operands = [str(n) for n in numbers]
+  if operation in _LISTS:
+    _, words = _LISTS[operation]
+    text = words if surface == 'words' else f'{operation} {{}}'
+    return text.format(' '.join(operands))
+  _, sign, first, more = _SUMS[operation]
   if surface == 'formula':
-    return {'add': ' + ', 'sub': ' - '}[operation].join(map(str, numbers))
-  first, more = _WORDS[operation]
-  return first.format(numbers[0], name=rng.choice(_NAMES)) + ''.join(
-    more.format(n) for n in numbers[1:]
-  )
+    return sign.join(operands)
+  return rng.choice(_NAMES) + first + more.join(operands)
 
 
 def solution(operation: str, numbers: Sequence[int]) -> str:
-  """The worked solution; what follows the last '=' is the answer."""
-  sign = {'add': 1, 'sub': -1}.get(operation)
-  if sign:
-    rest = [numbers[0], *(sign * n for n in numbers[1:])]
-    steps = list(itertools.accumulate(rest))[1:]
-    return ' '.join(f'= {step}' for step in steps)
-  result = {
-    'max': lambda: [max(numbers)],
-    'min': lambda: [min(numbers)],
-    'reverse': lambda: numbers[::-1],
-    'sort': lambda: sorted(numbers),
-  }[operation]()
-  return '= ' + ' '.join(map(str, result))
+  """The worked solution; the answer follows the last '='."""
+  if operation in _LISTS:
+    answer, _ = _LISTS[operation]
+    return '= ' + ' '.join(map(str, answer(numbers)))
+  results = itertools.accumulate(numbers, _SUMS[operation][0])
+  return ' '.join(f'= {n}' for n in itertools.islice(results, 1, None))
 
 
 def is_heldout(numbers: Sequence[int], seed: int) -> bool:
@@ -103,7 +95,7 @@ def is_heldout(numbers: Sequence[int], seed: int) -> bool:
 
 @dataclasses.dataclass
 class ArithmeticConfig(tfds.core.BuilderConfig):
-  """`seed` chooses the operands, the held-out ones and the names in words."""
+  """`seed` decides operands, which of them are held out, and names in words."""
 
   seed: int = 0
 
@@ -148,27 +140,23 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
       if len(every) > MAX_EXAMPLES:
         every = random.Random(f'{seed}:{family}').sample(every, MAX_EXAMPLES)
       for numbers in every:
-        if is_heldout(numbers, seed) != heldout:
-          continue
-        key = f'{family}/{"-".join(map(str, numbers))}'
-        solved = solution(operation, numbers)
-        yield (
-          key,
-          {
+        if is_heldout(numbers, seed) == heldout:
+          key = f'{family}/{"-".join(map(str, numbers))}'
+          names = random.Random(f'{seed}:{key}')
+          solved = solution(operation, numbers)
+          row = {
             'id': key,
-            'question': question(
-              surface, operation, numbers, random.Random(f'{seed}:{key}')
-            ),
+            'question': question(surface, operation, numbers, names),
             'solution': solved,
             'answer': solved.rpartition('= ')[2],
             'family': family,
             'difficulty': count,
-          },
-        )
+          }
+          yield key, row
 
 
 def prepare(data_dir: str, seed: int) -> Arithmetic:
-  """The builder, its files written under `data_dir` if they are not there."""
+  """The builder; its files are generated under `data_dir` if they are missing."""
   checks.require(
     0 <= seed < SEEDS, f'data.seed = {seed}; it must be in [0, {SEEDS})'
   )

@@ -13,10 +13,10 @@ from mrl_jax import records
 def batches(
   prompts: Sequence[records.Prompt], size: int, seed: int
 ) -> grain.DatasetIterator:
-  """Endless batches of `size` prompts, as lists.
+  """Batches of `size` prompts without end, as lists.
 
-  Every family has an equal share of a batch, is shuffled anew each epoch,
-  and the iterator's `get_state` and `set_state` are the data cursor.
+  Every family has an equal share of a batch and is shuffled anew in each epoch.
+  The iterator's `get_state` and `set_state` are the data cursor.
   """
   checks.require(
     size <= len(prompts),
@@ -39,7 +39,7 @@ def batches(
 
 
 def _with_unique_ids(batch: Sequence[records.Prompt]) -> list[records.Prompt]:
-  """A prompt may come twice in a batch, as one epoch meets the next."""
+  """Renames a prompt that is in a batch twice, where two epochs meet."""
   seen = collections.Counter()
   unique = []
   for prompt in batch:

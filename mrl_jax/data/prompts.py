@@ -1,10 +1,11 @@
-"""Prompts from their sources, checked before anything runs."""
+"""Loads prompts from their sources, and checks them."""
 
 from collections.abc import Sequence
 import dataclasses
 import itertools
 import json
 import math
+import operator
 import os
 import random
 import re
@@ -15,24 +16,21 @@ from mrl_jax import checks
 from mrl_jax import records
 from mrl_jax.data import arithmetic
 
-SPLITS = ('train', 'heldout')
-
 _LONE_SURROGATE = re.compile('[\ud800-\udfff]')
 
 
 def load(config, split: str, cache_dir: str) -> list[records.Prompt]:
-  """All prompts of a split, of any family.
+  """Loads all prompts of a split, of every family.
 
   Args:
     config: `config.data`.
-    split: one of `SPLITS`.
-    cache_dir: where generated datasets are kept.
+    split: 'train' or 'heldout'.
+    cache_dir: the folder of generated datasets.
 
   Raises:
-    InputError: the source is unknown, empty, missing or malformed.
+    InputError: the source is empty, missing or malformed.
   """
-  read = checks.choose(config.source, SOURCES, 'data.source')
-  prompts = read(config, split, cache_dir)
+  prompts = SOURCES[config.source](config, split, cache_dir)
   checks.require(
     bool(prompts), f'there is no {split} prompt in data.source={config.source}'
   )
@@ -42,7 +40,7 @@ def load(config, split: str, cache_dir: str) -> list[records.Prompt]:
 def of_families(
   prompts: Sequence[records.Prompt], families: Sequence[str]
 ) -> list[records.Prompt]:
-  """The prompts of these families, and those of sources that know none."""
+  """The prompts of these families; all prompts if the source has no families."""
   known = {prompt.family for prompt in prompts}
   if known == {''}:
     return list(prompts)
@@ -96,11 +94,9 @@ def _parse(line: bytes, where, fields):
 
 
 def _text(row, field, where) -> str:
-  value = row.get(field)
-  if isinstance(value, float) and not math.isfinite(value):
-    value = None
-  number = isinstance(value, int | float) and not isinstance(value, bool)
-  text = str(value) if number else value
+  text = row.get(field)
+  if type(text) is int or (type(text) is float and math.isfinite(text)):
+    text = str(text)
   checks.require(
     isinstance(text, str) and bool(text.strip()),
     f'{where}: no text or number in {field!r}; it has {sorted(row)} '
@@ -108,7 +104,8 @@ def _text(row, field, where) -> str:
   )
   checks.require(
     _LONE_SURROGATE.search(text) is None,
-    f'{where}: {field!r} has half a character, a surrogate such as \\ud800',
+    f'{where}: {field!r} has half of a surrogate pair, such as \\ud800, which '
+    'is not a character',
   )
   return text
 
@@ -119,28 +116,22 @@ SOURCES = {'arithmetic': _arithmetic, 'jsonl': _jsonl}
 def balanced(
   prompts: Sequence[records.Prompt], count: int, seed: int
 ) -> list[records.Prompt]:
-  """At most `count` prompts, from the families in turn until each runs out."""
+  """At most `count` prompts, drawn at random; families take turns."""
+  family = operator.attrgetter('family')
   shuffled = random.Random(seed).sample(prompts, len(prompts))
-  by_family = {}
-  for prompt in sorted(shuffled, key=lambda prompt: prompt.family):
-    by_family.setdefault(prompt.family, []).append(prompt)
-  rounds = itertools.zip_longest(*by_family.values())
+  groups = itertools.groupby(sorted(shuffled, key=family), family)
+  rounds = itertools.zip_longest(*[[*group] for _, group in groups])
   drawn = (p for round in rounds for p in round if p is not None)
   return list(itertools.islice(drawn, count))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Template:
-  """What a policy reads around a prompt.
-
-  Attributes:
-    before, after: the prompt.
-    chat: whether control tokens in them are such.
-  """
+  """The text that a policy reads before and after a prompt."""
 
   before: str
   after: str
-  chat: bool = False
+  chat: bool = False  # A chat template's control tokens are trusted.
 
   def encode(self, tokenizer, prompt: records.Prompt) -> np.ndarray:
     """The prompt in the ids (i32) of a `thl.byte_tokenizer.ByteTokenizer`."""
@@ -150,6 +141,6 @@ class Template:
 
 
 def plain(template: str) -> Template:
-  """The template of a text that has '{prompt}' once."""
+  """The template of a text that contains '{prompt}' once."""
   before, after = template.split('{prompt}')
   return Template(before=before, after=after)

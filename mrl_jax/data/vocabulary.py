@@ -19,7 +19,7 @@ _PAD, _EOS, _UNKNOWN = '<pad>', '<eos>', '<unk>'
 def byte_level_bpe(
   texts: Iterable[str], vocab_size: int
 ) -> tokenizers.Tokenizer:
-  """Byte-level BPE, as Llama 3's or Qwen's: any byte is a token."""
+  """Byte-level BPE, as of Llama 3 and Qwen: every byte is a token."""
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
@@ -38,10 +38,10 @@ def byte_level_bpe(
 def sentencepiece_bpe(
   texts: Iterable[str], vocab_size: int
 ) -> tokenizers.Tokenizer:
-  """SentencePiece-style BPE, as Gemma's: single digits, and byte fallback.
+  """SentencePiece-style BPE, as of Gemma: single digits and byte fallback.
 
-  Unigram, the other style of SentencePiece, is read as well but not trained:
-  the order of what its trainer finds differs from run to run.
+  Unigram, the other style of SentencePiece, can be loaded but not trained: its
+  trainer is not deterministic.
   """
   pre_tokenizer = pre_tokenizers.Sequence(
     [
@@ -85,7 +85,7 @@ KINDS = {'byte_level': byte_level_bpe, 'sentencepiece': sentencepiece_bpe}
 
 
 def train(kind: str, texts: Iterable[str], vocab_size: int, folder: str):
-  """Trains a tokenizer and saves it in `folder`, unless it is there already."""
+  """Trains a tokenizer and saves it in `folder`, unless the folder exists."""
   if os.path.isdir(folder):
     return
   tokenizer = checks.choose(kind, KINDS, 'tokenizer')(texts, vocab_size)

@@ -1,5 +1,5 @@
 """Objectives on arrays: no model, no config, no batch object enters here.
 
-Each returns what is to be *maximised*, a value for every response token. How
-tokens are averaged is a matter of weights (`training/batch.py`).
+Each returns the objective of every response token, which is *maximised*. How
+tokens are averaged is decided by weights (`training/packing.py`).
 """

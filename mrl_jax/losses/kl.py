@@ -1,4 +1,4 @@
-"""The divergence from a reference policy, estimated from sampled tokens."""
+"""KL divergence from a reference policy, estimated from sampled tokens."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""Log-probabilities of tokens, and entropies, without holding [B, T, V]."""
+"""Log-probabilities and entropies of tokens, without an array [B, T, V]."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +8,25 @@ import jax.numpy as jnp
 from mrl_jax.models import decoder as decoder_lib
 
 
+class Scores(NamedTuple):
+  """What a policy says of tokens.
+
+  Attributes:
+    logp_BT: f32, the log-probability of each token, given all before it.
+    entropy_BT: f32, the entropy of the distribution that it is from (nats);
+      None if it was not asked for.
+  """
+
+  logp_BT: jax.Array
+  entropy_BT: jax.Array | None = None
+
+
 def prompt_layout(valid_BS):
   """Positions and causal mask of left-padded rows.
+
+    valid 0 1 1  ->  positions 0 0 1  and  mask 0 0 0
+                                                0 1 0
+                                                0 1 1
 
   Args:
     valid_BS: False at padding.
@@ -21,31 +40,31 @@ def prompt_layout(valid_BS):
   return positions_BS, causal_1SS & valid_BS[:, None, :]
 
 
-def response_logps(
+def response_scores(
   decoder: decoder_lib.Decoder,
   tokens_BS: jax.Array,
   valid_BS: jax.Array,
   length: int,
   chunk: int,
   entropy: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
-  """Log pi(token | all before it) of the last `length` tokens of every row.
+) -> Scores:
+  """Scores the last `length` tokens of every row.
 
   Args:
     decoder: the policy.
     tokens_BS: left-padded prompts, then right-padded responses.
     valid_BS: False at padding.
     length: T, the number of response positions.
-    chunk: at most about this many tokens have their logits in memory at once;
-      the backward pass computes them again.
-    entropy: whether to return that of each token's distribution too.
+    chunk: about the most tokens whose logits are in memory at once; the backward
+      pass recomputes them.
+    entropy: whether to compute entropies too.
 
   Returns:
-    logp_BT, float32, or with `entropy` (logp_BT, entropy_BT); 0 at padding.
+    The scores, 0 at padding.
   """
   positions_BS, mask_BSS = prompt_layout(valid_BS)
   hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
-  scores = token_logps(
+  scores = token_scores(
     decoder,
     hidden_BSD[:, -length - 1 : -1],
     tokens_BS[:, -length:],
@@ -60,7 +79,7 @@ def response_logps(
 def log_prob(logits, ids):
   """The log-probability of `ids` under softmax of the last axis; at most 0."""
   chosen = jnp.take_along_axis(logits, ids[..., None], -1)[..., 0]
-  # Rounding could leave a token that is certain at +1e-7.
+  # Rounding could give a token of probability 1 the value +1e-7.
   return jnp.minimum(chosen - jax.nn.logsumexp(logits, -1), 0.0)
 
 
@@ -73,17 +92,14 @@ def softmax_entropy(logits):
   return -(jnp.exp(logp) * logp).sum(-1)
 
 
-def token_logps(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
-  """The log-probability of the targets, a chunk of positions at a time.
-
-  With `entropy` a pair: beside it, the entropy of the policy there.
-  """
+def token_scores(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
+  """Scores of the targets, a chunk of positions at a time."""
 
   @jax.checkpoint
   def score(hidden_BTD, targets_BT):
     logits_BTV = decoder.logits(hidden_BTD)
-    logp_BT = log_prob(logits_BTV, targets_BT)
-    return (logp_BT, softmax_entropy(logits_BTV)) if entropy else logp_BT
+    entropy_BT = softmax_entropy(logits_BTV) if entropy else None
+    return Scores(log_prob(logits_BTV, targets_BT), entropy_BT)
 
   batch, length = targets_BT.shape
   step = max(1, min(length, chunk // batch))
@@ -91,7 +107,7 @@ def token_logps(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
     return score(hidden_BTD, targets_BT)
 
   def by_chunk(x_BT):
-    """Cuts the positions, padded to a multiple of `step`; chunks come first."""
+    """Pads positions to a multiple of `step`; returns [chunks, B, step, ...]."""
     pad = [(0, 0)] * x_BT.ndim
     pad[1] = (0, -length % step)
     x_BT = jnp.pad(x_BT, pad).reshape(batch, -1, step, *x_BT.shape[2:])

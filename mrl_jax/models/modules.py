@@ -1,8 +1,8 @@
-"""The modules that have parameters, and how those are declared.
+"""The modules that have parameters, and how parameters are declared.
 
-A tensor is declared once, where its module is made: from the letters of its
-einsum follow its shape, its initial scale and the names of its axes, and from
-those, in `sharding`, where it lives.
+A tensor is declared once, where its module is made. The letters of its einsum
+give its shape, its initial scale and the names of its axes; `sharding` maps the
+names to mesh axes.
 """
 
 import math
@@ -25,35 +25,24 @@ _AXES = {
 
 
 def axes(letters: str) -> tuple[str, ...]:
-  """The names of the axes that letters stand for."""
+  """The names of axes, by their letters."""
   return tuple(_AXES[letter] for letter in letters)
 
 
-def axis_sizes(config: ModelConfig) -> dict[str, int]:
-  """Of the axes, by their letters."""
-  return {
-    'D': config.d_model,
-    'V': config.vocab_size,
-    'H': config.num_heads,
-    'K': config.num_kv_heads,
-    'E': config.head_dim,
-    'F': config.d_ff,
-    'R': config.lora.rank if config.lora else 0,
-  }
+def _shape(config, letters) -> tuple[int, ...]:
+  return tuple(config.axis_sizes[letter] for letter in letters)
 
 
 def param(config, rngs, letters, inputs, kind=nnx.Param):
-  """A matrix with the axes `letters`, of which those of `inputs` are summed."""
-  sizes = axis_sizes(config)
-  shape = tuple(sizes[letter] for letter in letters)
-  value = jax.random.normal(rngs.params(), shape, jnp.float32)
-  value *= math.prod(sizes[letter] for letter in inputs) ** -0.5
+  """A random matrix with the axes `letters`; `inputs` are those summed over."""
+  value = jax.random.normal(rngs.params(), _shape(config, letters), jnp.float32)
+  value *= math.prod(_shape(config, inputs)) ** -0.5
   return kind(value.astype(_dtype(config, kind)), axes=axes(letters))
 
 
 def _zeros(config, letters, kind=nnx.Param):
-  shape = tuple(axis_sizes(config)[letter] for letter in letters)
-  return kind(jnp.zeros(shape, _dtype(config, kind)), axes=axes(letters))
+  value = jnp.zeros(_shape(config, letters), _dtype(config, kind))
+  return kind(value, axes=axes(letters))
 
 
 def _dtype(config, kind):
@@ -65,7 +54,7 @@ def _as(x, param):
 
 
 class Adapter(nnx.Module):
-  """What LoRA (2106.09685) adds to an einsum: alpha / R B A x; B begins as 0."""
+  """LoRA's term of an einsum (2106.09685): alpha / R B A x; B is initially 0."""
 
   def __init__(self, spec: str, config: ModelConfig, rngs: nnx.Rngs):
     x, inputs, outputs, out = _letters(spec)
@@ -82,7 +71,7 @@ class Adapter(nnx.Module):
 
 
 class Projection(nnx.Module):
-  """An einsum of activations with a weight, by its name in Hugging Face."""
+  """An einsum of activations with a weight; `name` is Hugging Face's."""
 
   def __init__(
     self,
@@ -93,11 +82,12 @@ class Projection(nnx.Module):
     bias: bool = False,
   ):
     _, inputs, outputs, out = _letters(spec)
-    sizes = axis_sizes(config)
     self.spec = spec
     self.weight = param(config, rngs, inputs + outputs, inputs)
     self.bias = _zeros(config, outputs) if bias else None
-    self.bias_shape = tuple(sizes[c] if c in outputs else 1 for c in out)
+    self.bias_shape = tuple(
+      config.axis_sizes[c] if c in outputs else 1 for c in out
+    )
     adapted = config.lora is not None and name in config.lora.target_modules
     self.adapter = Adapter(spec, config, rngs) if adapted else None
 
@@ -111,7 +101,7 @@ class Projection(nnx.Module):
 
 
 def _letters(spec: str) -> tuple[str, str, str, str]:
-  """Of 'BTD,DHE->BHTE': 'BTD', 'D', 'HE' and 'BHTE'."""
+  """Splits 'BTD,DHE->BHTE' into 'BTD', inputs 'D', outputs 'HE' and 'BHTE'."""
   x, weight, out = spec.replace('->', ',').split(',')
   inputs = ''.join(c for c in weight if c not in out)
   outputs = ''.join(c for c in weight if c in out)
@@ -119,15 +109,18 @@ def _letters(spec: str) -> tuple[str, str, str, str]:
 
 
 class RMSNorm(nnx.Module):
-  """Root-mean-square norm over some dimensions, computed in float32."""
+  """Root-mean-square norm over the axes `letters`, computed in float32.
 
-  def __init__(self, config: ModelConfig, letters: str, over=(-1,)):
+  They are the last axis of the input, or heads and head size of [B, H, T, E].
+  """
+
+  def __init__(self, config: ModelConfig, letters: str):
     self.eps, self.offset = config.norm_eps, float(config.norm_offset)
-    self.over = over
-    shape = tuple(axis_sizes(config)[letter] for letter in letters)
-    names = ('norm',) if len(letters) == 1 else axes(letters)
+    single = len(letters) == 1
+    self.over = (-1,) if single else (1, 3)
     self.scale = nnx.Param(
-      jnp.full(shape, 1 - self.offset, config.param_dtype), axes=names
+      jnp.full(_shape(config, letters), 1 - self.offset, config.param_dtype),
+      axes=('norm',) if single else axes(letters),
     )
 
   def __call__(self, x):

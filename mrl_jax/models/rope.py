@@ -1,4 +1,4 @@
-"""Rotary positions (2104.09864), for contexts longer than those trained on."""
+"""Rotary positions (2104.09864), with scalings for extended contexts."""
 
 import math
 
@@ -9,22 +9,22 @@ from mrl_jax.architecture import Rope
 
 
 def frequencies(rope: Rope, head_dim: int) -> jax.Array:
-  """The angle of each pair of dimensions a position, f32 [I], I = E / 2."""
+  """The angle per position of each pair of dimensions, f32 [I], I = E / 2."""
   frequency_I = rope.base ** (-jnp.arange(0, head_dim, 2) / head_dim)
   return _SCALINGS[rope.scaling](frequency_I, rope, head_dim)
 
 
 def _linear(frequency_I, rope, head_dim):
-  """All positions closer together: 2306.15595."""
+  """Divides all frequencies: 2306.15595."""
   del head_dim
   return frequency_I / rope.factor
 
 
 def _llama3(frequency_I, rope, head_dim):
-  """Long wavelengths closer together, short ones not, a ramp between them.
+  """Divides low frequencies, keeps high ones, with a ramp between them.
 
-  The ramp is over the turns that a frequency makes in the original context:
-  https://arxiv.org/abs/2407.21783, sec. 3.4, and Meta's code.
+  The ramp is over the number of turns that a frequency makes in the original
+  context: https://arxiv.org/abs/2407.21783, sec. 3.4, and Meta's code.
   """
   del head_dim
   turns_I = rope.original_length * frequency_I / (2 * math.pi)
@@ -33,10 +33,10 @@ def _llama3(frequency_I, rope, head_dim):
 
 
 def _yarn(frequency_I, rope, head_dim):
-  """As `_llama3`, with a ramp over dimensions: 2309.00071, sec. 3.2."""
+  """As `_llama3`, but the ramp is over dimensions: 2309.00071, sec. 3.2."""
 
   def dimension(turns):
-    """That which makes so many turns in the original context."""
+    """The dimension whose frequency makes `turns` in the original context."""
     wavelength = rope.original_length / (turns * 2 * math.pi)
     return head_dim * math.log(wavelength) / (2 * math.log(rope.base))
 
@@ -71,7 +71,7 @@ def rotary(
 def rotate(
   x_BHTE: jax.Array, sin_B1TI: jax.Array, cos_B1TI: jax.Array
 ) -> jax.Array:
-  """Rotates the halves of every head by their position's angle."""
+  """Rotates every head; dimension i is paired with dimension i + E / 2."""
   a_BHTI, b_BHTI = jnp.split(x_BHTE.astype(jnp.float32), 2, -1)
   turned = (
     a_BHTI * cos_B1TI - b_BHTI * sin_B1TI,

@@ -1,4 +1,4 @@
-"""Where arrays live: one table from the names of axes to mesh axes."""
+"""Where arrays live: tables from the names of axes to mesh axes."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec
 
 from mrl_jax import checks
 
-ROWS = ('data', 'fsdp')  # Rows of a batch are spread over both.
+ROWS = ('data', 'fsdp')  # Rows of a batch are spread over both axes.
 
-# Parameters while training: every matrix is sharded over `fsdp`.
+# Parameters in training: every matrix is sharded over `fsdp`.
 TRAIN = {
   'embed': 'fsdp',
   'vocab': 'tensor',
@@ -23,7 +23,7 @@ TRAIN = {
   'norm': None,
   'rank': None,
 }
-# While sampling each token would gather them again, so `fsdp` holds copies.
+# In sampling every token would gather them again; `fsdp` holds copies instead.
 DECODE = {**TRAIN, 'embed': None}
 
 
@@ -31,8 +31,8 @@ def param_spec(axes: tuple[str, ...], table: Mapping) -> PartitionSpec:
   """The partition of an array with the named `axes`.
 
   Raises:
-    KeyError: an axis that the table does not know.
-    ValueError: two axes of one array on the same mesh axis.
+    KeyError: the table does not know an axis.
+    ValueError: two axes of the array are on the same mesh axis.
   """
   spec = tuple(table[axis] for axis in axes)
   used = [name for name in spec if name is not None]
@@ -45,7 +45,7 @@ def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
   """The sharding of every parameter, in the structure of `state`.
 
   Raises:
-    InputError: dimensions that the mesh does not divide, all at once.
+    InputError: lists all dimensions that the mesh does not divide.
   """
   wrong = []
 
@@ -67,7 +67,7 @@ def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
 
 
 def rows(mesh: Mesh, dim: int = 0) -> NamedSharding:
-  """Arrays of a batch: dimension `dim` spread over the mesh."""
+  """The sharding of a batch: dimension `dim` is spread over the mesh."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * dim, ROWS))
 
 
@@ -76,9 +76,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_rows(x: jax.Array) -> jax.Array:
-  """Keeps activations spread by rows; without a mesh it does nothing.
+  """Constrains activations to be spread by rows; without a mesh, does nothing.
 
-  Without this, XLA may shard a product over its contracted axis and compute
+  Unconstrained, XLA may shard a product over its contracted axis and compute
   every row on every device.
   """
   if jax.sharding.get_abstract_mesh().empty:

@@ -1,69 +1,62 @@
-"""What a round costs a policy, in bytes and operations."""
+"""The cost of a policy's round, in bytes and floating-point operations."""
 
 import dataclasses
 
+from mrl_jax import parameters
+from mrl_jax.architecture import DTYPE_BYTES
 from mrl_jax.architecture import ModelConfig
 
-_FLOAT = 4  # Bytes of a parameter, a gradient or a moment.
+_FLOAT = 4  # Bytes of a float32 gradient, moment or adapter.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundShape:
-  """The sizes of a round.
+  """The sizes of a round."""
 
-  Attributes:
-    rows: completions of a round, P * G.
-    samples: of a prompt, G.
-    sampled_prompts: how many are sampled at a time.
-    prompt_tokens, response_tokens: C and T, padding included.
-    micro_rows: rows of one forward and backward pass.
-    logit_chunk: tokens whose logits are in memory at once.
-    moment_bytes: of the optimizer's state, a parameter that is trained.
-    reference: whether the policy as it began is kept, for a KL penalty.
-  """
-
-  rows: int
-  samples: int
-  sampled_prompts: int
-  prompt_tokens: int
-  response_tokens: int
-  micro_rows: int
-  logit_chunk: int
-  moment_bytes: float = 2 * _FLOAT
-  reference: bool = False
+  rows: int  # Completions of a round, P * G.
+  samples: int  # G, completions of a prompt.
+  sampled_prompts: int  # Prompts sampled at a time.
+  prompt_tokens: int  # C, padding included.
+  response_tokens: int  # T, padding included.
+  micro_rows: int  # Rows of one forward and backward pass.
+  logit_chunk: int  # Tokens whose logits are in memory at once.
+  moment_bytes: float = 2 * _FLOAT  # Optimizer state per trained parameter.
+  reference: bool = False  # Whether a KL penalty keeps the initial policy.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """Of one policy, over all its devices together.
+  """The cost of one policy, summed over all its devices."""
 
-  Attributes:
-    state_bytes: parameters, the optimizer's state, and the reference; of all
-      but the parameters only adapters' where there are adapters.
-    weight_bytes: one copy of the parameters, to sample from.
-    kept: whether that copy stays, as adapters are all that changes of it.
-    shared: whether it is the copy that is trained, where there is one only.
-    cache_bytes: keys and values while sampling, and a layer's attention to
-      the prompts.
-    update_bytes: gradients of own and of peer rows, activations of a
-      micro-batch and a chunk of logits.
-    flops: of sampling and updating on all rows of a round.
-  """
-
+  params: int  # Number of parameters, without adapters.
+  adapters: int  # Number of parameters of adapters.
+  # Parameters, optimizer state and reference. With LoRA, the optimizer state and
+  # the reference are those of the adapters.
   state_bytes: int
-  weight_bytes: int
+  weight_bytes: int  # One sampling copy of the parameters.
+  # Whether the sampling copy stays resident, because under LoRA the base never
+  # changes.
   kept: bool
+  # Whether sampling can use the training weights instead of a copy, because they
+  # have the same dtype.
   shared: bool
+  # Keys and values of all samples, and the larger of a second cache or one
+  # layer's attention scores while prompts are read.
   cache_bytes: int
+  # Gradients of own and of peer rows, activations of a micro-batch and a chunk of
+  # logits.
   update_bytes: int
-  flops: float
+  flops: float  # Of sampling and updating on all rows of a round.
 
   def resident_bytes(self, copies: int) -> int:
-    """What stays; every part of the fsdp axis has a copy to sample from."""
+    """Memory in use throughout a round.
+
+    Every part of the fsdp axis (`copies` of them) has its own sampling copy.
+    """
     return self.state_bytes + self.kept * self._copies(copies)
 
   def work_bytes(self, copies: int) -> int:
-    """The most at a time beside what stays."""
+    """Peak memory beside the resident bytes: of sampling or of the update."""
     moved = 0 if self.kept else self._copies(copies)
     return max(moved + self.cache_bytes, self.update_bytes)
 
@@ -75,55 +68,56 @@ class Cost:
 
 
 def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
-  """A first-order estimate: 2 operations a parameter and token forward, 6 with
-  the backward pass, and attention over half the slots.
+  """A first-order estimate of the cost of a round.
+
+  The forward pass takes 2 operations per parameter and token, forward and
+  backward together 6; a token attends to half of the slots on average.
   """
-  weights = model.num_params * model.param_bytes
-  trained, trained_bytes = model.num_params, weights
+  params = parameters.num_params(parameters.tensors(model))
+  adapters = parameters.num_params(parameters.adapters(model))
+  param_bytes = params * DTYPE_BYTES[model.param_dtype]
+  trained, trained_bytes = params, param_bytes
   if model.lora is not None:
-    trained = model.num_adapter_params
-    trained_bytes = trained * _FLOAT
-    weights += trained_bytes
+    trained, trained_bytes = adapters, adapters * _FLOAT
   slots = shape.prompt_tokens + shape.response_tokens
-  tokens = shape.rows * slots
   activations = shape.micro_rows * slots * _activations(model, slots)
   logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)
   attention = (
     4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
   )
   return Cost(
-    state_bytes=weights
+    params=params,
+    adapters=adapters,
+    state_bytes=param_bytes
+    + adapters * _FLOAT
     + shape.reference * trained_bytes
     + round(shape.moment_bytes * trained),
-    weight_bytes=(model.num_params + model.num_adapter_params)
-    * model.dtype_bytes,
+    weight_bytes=(params + adapters) * DTYPE_BYTES[model.dtype],
     kept=model.lora is not None,
     shared=model.dtype == model.param_dtype,
     cache_bytes=_sampling(model, shape),
     update_bytes=2 * trained * _FLOAT
     + _FLOAT * (activations + 2 * logits * model.vocab_size),
-    flops=(2 + 6) * tokens * (model.num_params + attention / 2),
+    flops=(2 + 6) * shape.rows * slots * (params + attention / 2),
   )
 
 
 def _activations(model, slots) -> int:
-  """Values a token that wait for the backward pass, of all layers."""
-  products = sum(outputs for _, outputs in model.projections.values())
-  layer = 8 * model.d_model + 3 * model.d_ff
+  """Values per token that all layers save for the backward pass."""
+  d, f = model.d_model, model.d_ff
+  layer = 8 * d + 3 * f
   layer += model.num_heads * slots  # Attention weights of a token.
-  waiting = {
-    'none': layer,
-    'dots': model.d_model + products,
-    'block': model.d_model,
-  }[model.remat]
-  # What is computed again is there for one layer at a time.
-  return model.num_layers * waiting + (layer if waiting < layer else 0)
+  qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+  products = qkv + d + 2 * f + d  # With the weights: qkv, o, gate and up, down.
+  saved = {'none': layer, 'dots': d + products, 'block': d}[model.remat]
+  # Recomputed values exist for one layer at a time.
+  return model.num_layers * saved + (layer if saved < layer else 0)
 
 
 def _sampling(model, shape) -> int:
-  """Bytes of the keys and values of samples and, before, of their prompts."""
+  """Bytes of the caches of samples and, before them, of their prompts."""
   slots = shape.prompt_tokens + shape.response_tokens
-  token = 2 * model.num_kv_heads * model.head_dim * model.dtype_bytes
+  token = 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
   cache = shape.sampled_prompts * slots * model.num_layers * token
   scores = shape.sampled_prompts * model.num_heads * shape.prompt_tokens * slots
   return cache * shape.samples + max(cache, _FLOAT * scores)

@@ -1,6 +1,7 @@
 """From a plan to meshes of devices."""
 
 from collections.abc import Sequence
+import math
 
 import jax
 from jax.sharding import Mesh
@@ -11,7 +12,7 @@ from mrl_jax.mwra import planner
 
 
 def build(plan: planner.Plan, devices: Sequence[jax.Device]) -> dict[str, Mesh]:
-  """The mesh of every policy; `devices` in the order that was planned for."""
+  """The mesh of every policy; `devices` are in the planner's order."""
   return {
     name: Mesh(
       np.array([devices[i] for i in part.devices]).reshape(part.shape),
@@ -21,8 +22,8 @@ def build(plan: planner.Plan, devices: Sequence[jax.Device]) -> dict[str, Mesh]:
   }
 
 
-def device_bytes(devices: Sequence[jax.Device]) -> int | None:
-  """The memory of the smallest device; None where it does not say."""
+def device_bytes(devices: Sequence[jax.Device]) -> float:
+  """The memory of the smallest device; infinite if no device reports it."""
   stats = [device.memory_stats() for device in devices]
   limits = [s['bytes_limit'] for s in stats if s and 'bytes_limit' in s]
-  return min(limits, default=None)
+  return min(limits, default=math.inf)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import math
 
 from mrl_jax import checks
 from mrl_jax.architecture import ModelConfig
@@ -10,21 +11,13 @@ from mrl_jax.mwra import cost as cost_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-  """One policy's devices: `devices` in order, as a mesh of `shape`.
+  """The devices of one policy."""
 
-  Attributes:
-    devices: places in the list of all devices, contiguous.
-    shape: sizes of the axes (data, fsdp, tensor).
-    model: of the policy.
-    cost: of its round.
-    load: its operations a device, relative to the slowest policy's.
-  """
-
-  devices: tuple[int, ...]
-  shape: tuple[int, int, int]
+  devices: tuple[int, ...]  # Contiguous indices in the list of all devices.
+  shape: tuple[int, int, int]  # Sizes of the mesh axes (data, fsdp, tensor).
   model: ModelConfig
   cost: cost_lib.Cost
-  load: float
+  load: float  # Operations per device, relative to those of the slowest policy.
 
 
 Plan = Mapping[str, Slice]
@@ -37,26 +30,27 @@ def plan(
   *,
   divides: int,
   tensor: int = 1,
-  device_bytes: int | None = None,
+  device_bytes: float = math.inf,
   time_share: bool = False,
 ) -> Plan:
-  """The slices for which the slowest policy is done soonest.
+  """Plans slices with the least makespan, the time of the slowest policy.
 
-  Tries makespans in increasing order, gives every policy the fewest devices
-  that meet each, and returns the first that fits: the least makespan, and for
-  it the fewest devices, under the cost model.
+  Makespans are tried in increasing order; each gives every policy the fewest
+  devices that meet it. The first assignment that fits has the least makespan
+  and, for it, the fewest devices, under the cost model.
 
   Args:
-    models: of every policy.
-    shapes: of every policy's round.
-    devices: how many there are.
+    models: the architecture of every policy.
+    shapes: the round of every policy.
+    devices: number of devices.
     divides: a count that slices must divide, such as the rows of a batch.
-    tensor: the size of every slice's tensor axis.
-    device_bytes: memory of one device; None where it is not known.
-    time_share: give all devices to every policy, which then take turns.
+    tensor: size of the tensor axis of every slice.
+    device_bytes: memory of one device; infinite if it is not known.
+    time_share: whether policies take turns on all devices.
 
   Raises:
-    InputError: no plan; names the policy, what is short, and what would help.
+    InputError: there is no plan; names the policy, what is short, and what
+      would help.
   """
   costs = {
     name: cost_lib.estimate(m, shapes[name]) for name, m in models.items()
@@ -74,7 +68,7 @@ def plan(
     chosen = _fastest(costs, sizes, devices)
   slowest = max(costs[name].flops / n for name, n in chosen.items())
   slices, start = {}, 0
-  # The largest first, so that slices of powers of two are aligned.
+  # The largest slice first, so that slices of powers of two are aligned.
   for name in sorted(chosen, key=lambda name: -chosen[name]):
     n = chosen[name]
     slices[name] = Slice(
@@ -89,58 +83,50 @@ def plan(
 
 
 def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
-  """The numbers of devices that `name` can run on."""
-  by_tensor = {
-    'num_heads': model.num_heads,
-    'num_kv_heads': model.num_kv_heads,
-    'd_ff': model.d_ff,
-    'vocab_size': model.vocab_size,
-  }
-  wrong = [f'{k} = {v}' for k, v in by_tensor.items() if v % tensor]
+  """The numbers of devices that a policy can run on."""
+  split = ('num_heads', 'num_kv_heads', 'd_ff', 'vocab_size')
+  sizes = {field: getattr(model, field) for field in split}
+  wrong = [f'{field} = {n}' for field, n in sizes.items() if n % tensor]
   checks.require(
     not wrong,
     f'policy {name}: mwra.tensor = {tensor} does not divide {", ".join(wrong)}',
   )
   shapes = [
-    n
-    for n in range(tensor, devices + 1, tensor)
-    if model.d_model % (n // tensor) == 0 and divides % (n // tensor) == 0
+    fsdp * tensor
+    for fsdp in range(1, devices // tensor + 1)
+    if model.d_model % fsdp == divides % fsdp == 0
   ]
   checks.require(
     bool(shapes),
     f'policy {name} needs at least mwra.tensor = {tensor} devices; '
     f'there are {devices}',
   )
-  fits = [
-    n
-    for n in shapes
-    if device_bytes is None or cost.peak_bytes(n // tensor) <= n * device_bytes
-  ]
+  fits = [n for n in shapes if cost.peak_bytes(n // tensor) <= n * device_bytes]
   if not fits:
     n = max(shapes)
     needs = cost.peak_bytes(n // tensor)
     short = needs / n - device_bytes
     raise checks.InputError(
       f'policy {name} needs {_gib(needs)} and fits on no slice of '
-      f'{devices} devices of {_gib(device_bytes)}: {_gib(short)} a device are '
-      f'missing. A smaller sample.batch lowers its {_gib(cost.cache_bytes)} to '
-      'sample with, fewer train.micro_rows or a smaller train.logit_chunk '
-      f'its {_gib(cost.update_bytes)} of activations'
+      f'{devices} devices of {_gib(device_bytes)}: each lacks {_gib(short)}. A '
+      f'smaller sample.batch reduces its {_gib(cost.cache_bytes)} of caches, a '
+      'smaller train.micro_rows or train.logit_chunk its '
+      f'{_gib(cost.update_bytes)} of activations'
     )
   return fits
 
 
 def _check_shared(costs, chosen, tensor, device_bytes):
-  """All states stay on the devices; one policy at a time needs the rest."""
+  """All states stay resident; one policy at a time samples or updates."""
   copies = {name: n // tensor for name, n in chosen.items()}
   states = sum(costs[name].resident_bytes(n) for name, n in copies.items())
   work = max(costs[name].work_bytes(n) for name, n in copies.items())
   devices = min(chosen.values())
   checks.require(
-    device_bytes is None or states + work <= devices * device_bytes,
+    states + work <= devices * device_bytes,
     f'{len(costs)} policies that take turns need {_gib(states)} for their '
     f'states and {_gib(work)} to work; {devices} devices have '
-    f'{_gib(devices * (device_bytes or 0))}',
+    f'{_gib(devices * device_bytes)}',
   )
 
 

@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are the same, by math-verify.
+"""Compares mathematical answers by math-verify.
 
 Imported only in processes that can be killed: sympy may never end.
 """
@@ -9,22 +9,22 @@ import math_verify
 
 from mrl_jax import records
 
-# Of formulas, which may be dollars of money; but `\\[` starts a row.
+# Delimiters of formulas. A dollar may also be money, and `\\[` starts a row.
 _DELIMITERS = re.compile(r'\\?\$|(?<!\\)\\[()\[\]]')
 
 
 def compare(given: str, gold: str) -> records.Verdict:
-  """The verdict on an answer; 'unparsable' where it is not mathematics."""
+  """The verdict on an answer; 'unparsable' if it is not mathematics."""
   given = _parse(given)
   if not given:
     return 'unparsable'
-  # Time-outs are those of the process: math-verify's cannot stop everything.
+  # The process has a time-out; math-verify's own cannot stop everything.
   same = math_verify.verify(_parse(gold), given, timeout_seconds=None)
   return 'correct' if same else 'wrong'
 
 
 def _parse(answer):
-  # As LaTeX, never as Python; and as a whole, without delimiters of parts.
+  # As LaTeX, never as Python, and as a whole, without inner delimiters.
   return math_verify.parse(
     f'${_DELIMITERS.sub("", answer)}$',
     [math_verify.LatexExtractionConfig()],

@@ -1,10 +1,9 @@
 r"""Verification of mathematical answers, such as `\boxed{\frac{1}{2}}`.
 
-What is equal as text or as a number is decided as by the exact verifier, and
-the rest by math-verify, in processes that can be killed.
+The exact verifier decides answers that are equal as text or as numbers;
+math-verify decides the rest, in processes that can be killed.
 """
 
-import collections
 from collections.abc import Sequence
 import importlib.util
 import re
@@ -12,29 +11,20 @@ import re
 from absl import logging
 
 from mrl_jax import checks
-from mrl_jax import records
 from mrl_jax.rewards import processes
 from mrl_jax.rewards import verify
 
 _COMPARE = 'mrl_jax.rewards.equivalence:compare'
 _BOX = re.compile(r'\\(?:boxed|fbox)\s*\{')
-_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # Those behind a \ are passed over.
-_MAX_CHARACTERS = 1000  # Of an answer; longer ones are compared as text.
-_MAX_KNOWN = 2**16  # Results that are remembered.
-# Records know no verdict for an answer that could not be verified.
-_VERDICTS = {
-  'correct': 'correct',
-  'wrong': 'wrong',
-  'unparsable': 'unparsable',
-  processes.TIMEOUT: 'unparsable',
-  processes.CRASH: 'unparsable',
-}
+_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # Escaped braces do not count.
+_MAX_CHARACTERS = 1000  # Longer answers are compared as text.
+_MAX_KNOWN = 2**16  # Cached results.
 
 
 def boxed(text: str) -> str | None:
-  r"""What is in the last `\boxed{}` or `\fbox{}`.
+  r"""The content of the last `\boxed{}` or `\fbox{}`.
 
-  None without one, or where its braces are not balanced.
+  Returns None if there is no box, or if its braces are not balanced.
   """
   boxes = list(_BOX.finditer(text))
   if not boxes:
@@ -48,26 +38,24 @@ def boxed(text: str) -> str | None:
 
 
 def answer(text: str, marker: str) -> str | None:
-  """What is in the last box or else, without one, behind the last `marker`."""
-  found = boxed(text)
-  return verify.answer(text, marker) if found is None else found
+  """The content of the last box or, without a box, the text after `marker`."""
+  inside = boxed(text)
+  return verify.answer(text, marker) if inside is None else inside
 
 
 class Mathematics:
-  """Verifies answers by what they mean.
+  """Verifies answers by their mathematical meaning.
 
-  A result depends on the two answers only, unless it is a timeout or a crash.
+  A result depends on the two answers alone, unless it is a timeout or a crash.
   """
 
+  counted = True
+
   def __init__(self, marker: str, timeout_s: float):
-    """Starts no process yet.
+    """Starts no process yet; raises InputError if math-verify is missing.
 
-    Args:
-      marker: what an answer without a box stands behind.
-      timeout_s: seconds that the comparison of two answers may take.
-
-    Raises:
-      InputError: math-verify is not installed.
+    An answer without a box follows the last `marker`. The comparison of two
+    answers may take `timeout_s` seconds.
     """
     for package in ('math_verify', 'antlr4'):
       checks.require(
@@ -76,15 +64,12 @@ class Mathematics:
       )
     self._marker = marker
     self._pool = processes.Pool(_COMPARE, timeout_s)
-    self._known = collections.OrderedDict()
-    self._counts = collections.Counter()
+    self._known = {}  # Results that were used last come last.
 
-  def verify_all(
-    self, answers: Sequence[tuple[str, str]]
-  ) -> list[records.Verdict]:
-    """The verdict on each (completion, gold answer).
+  def verify_all(self, answers: Sequence[tuple[str, str]]) -> list[str]:
+    """The verdict on each (completion, gold answer), 'timeout' or 'crash'.
 
-    Gold answers are bare, in a box, or behind a `marker` of their own.
+    Gold answers are bare, in a box, or after a `marker` of their own.
     """
     pairs = [self._pair(*texts) for texts in answers]
     results = {pair: _easy(*pair) or self._recall(pair) for pair in pairs}
@@ -92,19 +77,13 @@ class Mathematics:
     for pair, result in zip(hard, self._pool.map(hard), strict=True):
       results[pair] = result
       self._remember(pair, result)
-    self._counts.update(results[pair] for pair in pairs)
-    return [_VERDICTS[results[pair]] for pair in pairs]
-
-  def since_last(self) -> dict[str, int]:
-    """How many answers had each result, since this was last called."""
-    counts, self._counts = self._counts, collections.Counter()
-    return dict(sorted(counts.items()))
+    return [results[pair] for pair in pairs]
 
   def close(self) -> None:
     self._pool.close()
 
   def _pair(self, text, gold):
-    """The given answer and the gold one, without what is around them."""
+    """The given and the gold answer, without box or marker."""
     known = answer(gold, self._marker)
     return (
       answer(text, self._marker) or '',
@@ -112,10 +91,9 @@ class Mathematics:
     )
 
   def _recall(self, pair):
-    if pair not in self._known:
-      return None
-    self._known.move_to_end(pair)
-    return self._known[pair]
+    if pair in self._known:
+      self._known[pair] = self._known.pop(pair)
+    return self._known.get(pair)
 
   def _remember(self, pair, result):
     if result in (processes.TIMEOUT, processes.CRASH):
@@ -128,14 +106,14 @@ class Mathematics:
         result,
       )
     if result == processes.CRASH:
-      return  # It may have been killed by somebody who needed its memory.
+      return  # Not cached: the system may have killed it for its memory.
     self._known[pair] = result
     if len(self._known) > _MAX_KNOWN:
-      self._known.popitem(last=False)
+      del self._known[next(iter(self._known))]
 
 
 def _easy(given: str, gold: str) -> str | None:
-  """The result where it takes no mathematics."""
+  """The result if no mathematics is needed, else None."""
   if not given:
     return 'unparsable'
   same = verify.same(given, gold)

@@ -1,7 +1,7 @@
-"""Exact verification of an answer against the gold one.
+"""Exact verification of an answer against the gold answer.
 
-Nothing of a completion is evaluated: numbers are read as fractions, and
-anything else is compared as text.
+Nothing in a completion is evaluated: numbers are read as fractions, and
+everything else is compared as text.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ import re
 from mrl_jax import records
 
 _NUMBER = re.compile(r'-?(\d+(\.\d*)?|\.\d+)(/\d+)?')
-_THOUSANDS = re.compile(r'-?\d{1,3}(,\d{3})+(\.\d*)?')  # And no list.
-_MAX_CHARACTERS = 100  # Of an answer; longer ones are compared as text.
+_THOUSANDS = re.compile(r'-?\d{1,3}(,\d{3})+(\.\d*)?')  # Not a list.
+_MAX_CHARACTERS = 100  # Longer answers are compared as text.
 
 
 def answer(text: str, marker: str) -> str | None:
-  """What stands after the last `marker`; None without one."""
+  """The text after the last `marker`; None if there is no marker."""
   _, found, rest = text.rpartition(marker)
   return ' '.join(rest.split()) if found else None
 
 
 def verify(text: str, gold: str, marker: str) -> records.Verdict:
-  """Whether the answer in `text` is `gold`, as text or as a number.
+  """Compares the answer in `text` with `gold`, as text or as a number.
 
   Args:
-    text: a completion; its answer follows the last `marker`.
-    gold: the right answer, bare or behind a `marker` of its own.
-    marker: such as '####'.
+    text: a completion, whose answer follows the last `marker`.
+    gold: the gold answer, bare or after a `marker` of its own.
+    marker: for example '####'.
   """
   given = answer(text, marker)
   if not given:
@@ -38,7 +38,7 @@ def verify(text: str, gold: str, marker: str) -> records.Verdict:
 
 
 def same(given: str, gold: str) -> bool | None:
-  """Whether two answers are equal; None if they differ and one is no number."""
+  """Whether two answers are equal; None if they differ and one is not a number."""
   if given == gold:
     return True
   numbers = _number(given), _number(gold)
@@ -46,13 +46,13 @@ def same(given: str, gold: str) -> bool | None:
 
 
 class Exact:
-  """The verifier of a run.
+  """The exact verifier; `mathematics.Mathematics` is the other one.
 
-      with contextlib.closing(Exact(marker='####')) as verifier:
-        verdicts = verifier.verify_all([('so it is #### 13', '13'), ...])
-
-  `mathematics.Mathematics` is the other one.
+  with contextlib.closing(Exact(marker='####')) as verifier:
+    verdicts = verifier.verify_all([('so it is #### 13', '13'), ...])
   """
+
+  counted = False  # Whether results are metrics: here they are the verdicts.
 
   def __init__(self, marker: str):
     self._marker = marker
@@ -63,12 +63,8 @@ class Exact:
     """The verdict on each (completion, gold answer)."""
     return [verify(text, gold, self._marker) for text, gold in answers]
 
-  def since_last(self) -> dict[str, int]:
-    """Nothing: its verdicts, which are in records, say it all."""
-    return {}
-
   def close(self) -> None:
-    """There is nothing to close."""
+    """Does nothing; this verifier has no processes."""
 
 
 def _number(text: str) -> fractions.Fraction | None:

@@ -1,4 +1,4 @@
-"""Sampling with a key-value cache, the whole loop in one jitted call."""
+"""Sampling with a key-value cache; the whole loop is one jitted call."""
 
 import dataclasses
 import functools
@@ -17,48 +17,27 @@ from mrl_jax.models import sharding
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
-  """Completions: row p * G + g is sample g of prompt p.
-
-  `sampling_logp_BT` is the log-probability under the density that was sampled
-  from (with its temperature), `policy_logp_BT` under the policy itself, at
-  temperature 1. Both are 0 beyond `length_B`, which counts the stop token of
-  the rows where `stopped_B`.
-  """
+  """Completions: row p * G + g is sample g of prompt p; 0 after their ends."""
 
   tokens_BT: jax.Array
+  # Log-probabilities under the density that was sampled from, with its
+  # temperature.
   sampling_logp_BT: jax.Array
-  policy_logp_BT: jax.Array
-  length_B: jax.Array
-  stopped_B: jax.Array
+  policy_logp_BT: jax.Array  # Log-probabilities at temperature 1.
+  length_B: jax.Array  # Number of tokens, the stop token included.
+  stopped_B: jax.Array  # Whether the last token is a stop token.
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingState:
-  """What the loop carries from token to token.
+  """The state of the loop over tokens."""
 
-  Attributes:
-    step: tokens sampled so far.
-    key_B: the stream of each row.
-    valid_BS: False at the prompt's padding.
-    position_B: of the next token to be fed.
-    cache: keys and values of all that was fed.
-    token_B: the last one sampled, not yet fed.
-    tokens_TB, sampling_logp_TB, policy_logp_TB, length_B, stopped_B: as in
-      `Samples`, so far.
-  """
-
-  step: jax.Array
-  key_B: jax.Array
-  valid_BS: jax.Array
-  position_B: jax.Array
-  cache: decoder_lib.Cache
-  token_B: jax.Array
-  tokens_TB: jax.Array
-  sampling_logp_TB: jax.Array
-  policy_logp_TB: jax.Array
-  length_B: jax.Array
-  stopped_B: jax.Array
+  step: jax.Array  # Tokens sampled so far; the decoder has not read the last.
+  key_B: jax.Array  # The random key of each row.
+  valid_BS: jax.Array  # False at the prompt's padding.
+  cache: decoder_lib.Cache  # Keys and values of all tokens that were read.
+  samples: Samples
 
 
 def sample(
@@ -76,9 +55,9 @@ def sample(
 ) -> Samples:
   """Samples `samples` completions of every prompt.
 
-  Prompts are run once and their keys and values shared by their samples. Every
-  row draws from its own stream, derived from `key`, its prompt's place and its
-  sample number, so that it does not depend on the rest of the batch.
+  The decoder reads every prompt once, and its samples share the keys and values.
+  Every row has its own random key, derived from `key`, the index of its prompt
+  and its sample number, so that it does not depend on the rest of the batch.
 
   Args:
     decoder: the policy.
@@ -86,11 +65,12 @@ def sample(
     valid_PC: False at padding.
     key: one random key; the same key gives the same completions.
     temperature: above 0; ignored when `greedy`.
-    first: the place of the first prompt, where these are a part of a batch.
-    samples: G, completions a prompt.
+    first: index of the first prompt, if these are a part of a batch.
+    samples: G, completions of a prompt.
     length: T, the most tokens in a completion.
-    stop_ids: tokens that end a completion; it keeps them.
-    greedy: take the likeliest token; its sampling log-probability is then 0.
+    stop_ids: tokens that end a completion, which includes them.
+    greedy: whether to take the most likely token; its sampling log-probability
+      is then 0.
   """
   draw = functools.partial(
     _draw,
@@ -102,21 +82,15 @@ def sample(
     decoder, prompt_PC, valid_PC, key, first, samples, length
   )
   state = jax.lax.while_loop(
-    lambda state: (state.step < length) & ~state.stopped_B.all(),
+    lambda state: (state.step < length) & ~state.samples.stopped_B.all(),
     lambda state: draw(*_feed(decoder, state)),
     draw(state, logits_BV),
   )
-  return Samples(
-    tokens_BT=state.tokens_TB.T,
-    sampling_logp_BT=state.sampling_logp_TB.T,
-    policy_logp_BT=state.policy_logp_TB.T,
-    length_B=state.length_B,
-    stopped_B=state.stopped_B,
-  )
+  return state.samples
 
 
 def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length):
-  """Runs the prompts; returns the state and the logits of the first tokens."""
+  """Reads the prompts; returns the state and the logits of the first tokens."""
   prompts, context = prompt_PC.shape
   rows = prompts * samples
   positions_PC, mask_PCC = logps.prompt_layout(valid_PC)
@@ -137,62 +111,66 @@ def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length):
     step=jnp.int32(0),
     key_B=fold(fold(jnp.broadcast_to(key, rows), first + place_B), sample_B),
     valid_BS=by_row(valid_PS),
-    position_B=by_row(valid_PC.sum(1)),
     cache=jax.tree.map(by_row, cache),
-    token_B=jnp.zeros(rows, jnp.int32),
-    tokens_TB=jnp.zeros((length, rows), jnp.int32),
-    sampling_logp_TB=jnp.zeros((length, rows)),
-    policy_logp_TB=jnp.zeros((length, rows)),
-    length_B=jnp.zeros(rows, jnp.int32),
-    stopped_B=jnp.zeros(rows, bool),
+    samples=Samples(
+      tokens_BT=jnp.zeros((rows, length), jnp.int32),
+      sampling_logp_BT=jnp.zeros((rows, length)),
+      policy_logp_BT=jnp.zeros((rows, length)),
+      length_B=jnp.zeros(rows, jnp.int32),
+      stopped_B=jnp.zeros(rows, bool),
+    ),
   )
   return state, by_row(decoder.logits(hidden_PCD[:, -1:])[:, 0])
 
 
 def _draw(state, logits_BV, *, temperature, stop_ids, greedy) -> SamplingState:
-  """Takes the next token of every row that goes on."""
+  """Samples the next token of every row that has not stopped."""
+  samples = state.samples
   if greedy:
-    token_B = jnp.argmax(logits_BV, -1)
-    sampling_logp_B = jnp.zeros_like(state.policy_logp_TB[0])
+    token_B, sampling_logp_B = jnp.argmax(logits_BV, -1), 0.0
   else:
     key_B = jax.vmap(jax.random.fold_in, (0, None))(state.key_B, state.step)
     scaled_BV = logits_BV / temperature
     token_B = jax.vmap(jax.random.categorical)(key_B, scaled_BV)
     sampling_logp_B = logps.log_prob(scaled_BV, token_B)
+  live_B = ~samples.stopped_B
+
+  def put(x_BT, x_B):
+    x_B = jnp.where(live_B, x_B, 0).astype(x_BT.dtype)
+    return x_BT.at[:, state.step].set(x_B)
+
   policy_logp_B = logps.log_prob(logits_BV, token_B)
-  live_B = ~state.stopped_B
-
-  def put(x_TB, x_B):
-    x_B = jnp.where(live_B, x_B, 0).astype(x_TB.dtype)
-    return x_TB.at[state.step].set(x_B)
-
-  return dataclasses.replace(
-    state,
-    step=state.step + 1,
-    token_B=token_B.astype(jnp.int32),
-    tokens_TB=put(state.tokens_TB, token_B),
-    sampling_logp_TB=put(state.sampling_logp_TB, sampling_logp_B),
-    policy_logp_TB=put(state.policy_logp_TB, policy_logp_B),
-    length_B=state.length_B + live_B,
-    stopped_B=state.stopped_B | jnp.isin(token_B, stop_ids),
+  samples = Samples(
+    tokens_BT=put(samples.tokens_BT, token_B),
+    sampling_logp_BT=put(samples.sampling_logp_BT, sampling_logp_B),
+    policy_logp_BT=put(samples.policy_logp_BT, policy_logp_B),
+    length_B=samples.length_B + live_B,
+    stopped_B=samples.stopped_B | jnp.isin(token_B, stop_ids),
   )
+  return dataclasses.replace(state, step=state.step + 1, samples=samples)
 
 
 def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
-  """Runs the last token of every row; returns the logits of the next."""
-  slots = state.valid_BS.shape[1]
-  slot = slots - state.tokens_TB.shape[0] + state.step - 1
-  written_1S = (jnp.arange(slots) <= slot)[None, :]
+  """Reads the last token of every row; returns the logits of the next token.
+
+  The slots of a row are C prompt positions and T response positions. Sampled
+  token t is written to slot C + t, and attends to the slots up to its own. Its
+  position is their number less one:
+
+    C = 3, T = 4, prompt [5, 6], just sampled token 1 (step = 2), slot = 4
+    valid    0 1 1 1 1 1 1
+    written  1 1 1 1 1 0 0
+    mask     0 1 1 1 1 0 0
+  """
+  tokens_BT, slots = state.samples.tokens_BT, state.valid_BS.shape[1]
+  token_B1 = jax.lax.dynamic_slice_in_dim(tokens_BT, state.step - 1, 1, axis=1)
+  slot = slots - tokens_BT.shape[1] + state.step - 1
+  mask_BS = state.valid_BS & (jnp.arange(slots) <= slot)[None, :]
+  position_B1 = mask_BS.sum(1, keepdims=True) - 1
   hidden_B1D, cache = decoder(
-    state.token_B[:, None],
-    state.position_B[:, None],
-    (state.valid_BS & written_1S)[:, None, :],
-    state.cache,
-    slot,
+    token_B1, position_B1, mask_BS[:, None, :], state.cache, slot
   )
-  state = dataclasses.replace(
-    state, cache=cache, position_B=state.position_B + 1
-  )
+  state = dataclasses.replace(state, cache=cache)
   return state, decoder.logits(hidden_B1D)[:, 0]
 
 
@@ -201,9 +179,9 @@ def build(model: ModelConfig, mesh: Mesh, **settings):
 
   Args:
     model: the policy's architecture.
-    mesh: of both parts of the parameters (those that are trained and those that
-      adapters leave), placed by `sharding.DECODE`; the prompts are spread
-      over it, which has to divide their number.
+    mesh: the devices of the trained and the frozen parameters, which are placed
+      by `sharding.DECODE`. The prompts are spread over it; it must divide their
+      number.
     **settings: the keyword arguments of `sample`.
   """
   graphdef, *parts = decoder_lib.abstract(model)

@@ -1,77 +1,55 @@
-"""What a policy sees of the exchange, whatever carries the records."""
+"""The exchange as a policy sees it, whichever transport carries the records."""
 
 from collections.abc import Collection, Mapping, Sequence
 import time
-from typing import Protocol
 
 import msgspec
 
 from mrl_jax import records
 from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal as journal_lib
-from mrl_jax.see import ledger as ledger_lib
-
-
-class Outlet(Protocol):
-  """The way from one policy to one peer.
-
-  Attributes:
-    ledger: what was sent; None where the peer's own ledger says it all.
-  """
-
-  ledger: ledger_lib.Ledger | None
-
-  def send(self, round: int, published: Sequence[records.Record]) -> None:
-    """Sends a round's records, maybe none; after it, the round is over."""
-
-  def state(self) -> bytes:
-    """What is on its way, and the ledger."""
-
-  def restore(self, state: bytes) -> None:
-    """Puts back what `state` gave."""
-
-  def close(self) -> None:
-    """Waits, for a bounded time, until nothing is on its way."""
+from mrl_jax.see import transport
 
 
 class Endpoint:
-  """One policy's place in the exchange.
+  """One policy's access to the exchange.
 
   A round of a policy:
 
     endpoint.publish(round, own_records)
     received = endpoint.collect(round, kinds={'group_stats'})
-    ...  # learn; of a peer that gave nothing there is nothing in `received`
+    ...  # Learn. `received` has no records of a peer that stayed silent.
 
-  Publish first, then collect: waits are bounded, so that no order of policies
-  can lock them.
-
-  Attributes:
-    ledger: what was offered to this policy, and what became of it.
-    sent: ledgers of what it sent to other processes, by peer.
+  Publish before you collect. As every wait is bounded, no order in which
+  policies do so can deadlock.
   """
 
   def __init__(
     self,
     inbox: inbox_lib.Inbox,
-    outlets: Mapping[str, Outlet],
+    outlets: Mapping[str, transport.Outlet],
     journal: journal_lib.Writer | None,
     kinds: Collection[str],
   ):
-    """Of a policy that shares records of these `kinds` with its peers."""
+    """Builds the endpoint of the policy that owns `inbox`.
+
+    It sends records of these kinds through `outlets`, which are given by peer.
+    """
     self._inbox, self._outlets, self._journal = inbox, outlets, journal
     self._kinds = frozenset(kinds)
+    # What peers offered to this policy, and the fate of each record; and what
+    # this policy sent to other processes, by peer.
     self.ledger = inbox.ledger
     self.sent = {
       peer: outlet.ledger for peer, outlet in outlets.items() if outlet.ledger
     }
 
   def publish(self, round: int, published: Sequence[records.Record]) -> None:
-    """Offers a round's records, maybe none, to everyone who listens.
+    """Publishes the records of a round, possibly none, and ends the round.
 
-    All of them are written to the journal; those of the kinds that are shared
-    go to the peers. A full queue blocks for a while; then its oldest records
-    are evicted.
+    The journal gets all of them, peers those of the shared kinds. If a peer's
+    queue is full, this blocks for `Limits.block_s` at most; then the queue's
+    oldest records are evicted.
     """
     began = time.monotonic()
     if self._journal:
@@ -82,11 +60,12 @@ class Endpoint:
     self.ledger.seconds += time.monotonic() - began
 
   def collect(self, round: int, kinds: Collection[str]) -> list[records.Record]:
-    """Takes what peers published, in the order (policy, round, prompt, sample).
+    """Returns what peers published up to `round`, of these kinds.
 
-    Waits until all of them have published `round`, except for those that have
-    been silent for too long. What is too old is dropped and counted; what is
-    of a later round or of another kind stays.
+    Sorted by (policy, round, prompt, sample, kind). Waits until all peers have
+    published `round`, but for none that is silent longer than `Limits.wait_s`.
+    Records older than `Limits.max_staleness` rounds are dropped and counted;
+    records of later rounds and of other kinds stay in the queue.
     """
     began = time.monotonic()
     received = self._inbox.collect(round, kinds)
@@ -94,12 +73,12 @@ class Endpoint:
     return received
 
   def state(self) -> bytes:
-    """What waits here or is on its way, and the ledgers."""
+    """Returns the queue, undelivered messages and ledgers, for a checkpoint."""
     outlets = {peer: outlet.state() for peer, outlet in self._outlets.items()}
     return msgspec.msgpack.encode([self._inbox.state(), outlets])
 
   def restore(self, state: bytes) -> None:
-    """Puts back what `state` gave; peers may have come, gone or moved."""
+    """Restores what `state` returned; peers may have come, gone or moved."""
     inbox, outlets = msgspec.msgpack.decode(state)
     self._inbox.restore(inbox)
     for peer, outlet in self._outlets.items():
@@ -107,7 +86,7 @@ class Endpoint:
         outlet.restore(outlets[peer])
 
   def finish(self) -> None:
-    """Says that no round will follow."""
+    """Marks the policy's journal as finished: no round will follow."""
     if self._journal:
       self._journal.finish()
 

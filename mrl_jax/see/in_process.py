@@ -1,28 +1,29 @@
-"""The way to a policy of the same process: straight into its queue."""
+"""The transport between policies of one process: straight into the queue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mrl_jax import records
 from mrl_jax.see import inbox as inbox_lib
+from mrl_jax.see import transport
 
 
-class Outlet:
-  """See `exchange.Outlet`; nothing is ever on its way."""
+class Outlet(transport.Outlet):
+  """Puts a policy's records into the inbox of a peer, without a copy."""
 
-  ledger = None
-
-  def __init__(self, policy: str, inbox: inbox_lib.Inbox):
-    """From `policy` into the inbox of a peer."""
-    self._policy, self._inbox = policy, inbox
+  def __init__(self, sender: str, inbox: inbox_lib.Inbox):
+    self._sender, self._inbox = sender, inbox
 
   def send(self, round: int, published: Sequence[records.Record]) -> None:
-    self._inbox.deliver(self._policy, round, published)
+    self._inbox.deliver(self._sender, round, published)
 
-  def state(self) -> bytes:
-    return b''
 
-  def restore(self, state: bytes) -> None:
-    del state
+class Transport(transport.Transport):
+  """Connects each policy with those others that receive from it."""
 
-  def close(self) -> None:
-    pass
+  def __init__(self, inboxes: Mapping[str, inbox_lib.Inbox]):
+    self.outlets = {
+      (sender, receiver): Outlet(sender, inbox)
+      for receiver, inbox in inboxes.items()
+      for sender in inboxes
+      if sender in inbox.peers
+    }

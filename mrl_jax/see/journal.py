@@ -1,18 +1,19 @@
-"""What a policy published, on disk; and a policy that is only a journal.
+"""What policies publish, on disk; and the transport from such a journal.
 
-A journal is a folder of its own for each policy:
+Each policy has a folder:
 
   see/llama/journal.json            whose it is, and whether it is finished
-  see/llama/tokenizer.json          what its ids stand for
+  see/llama/tokenizer.json          the tokenizer of its token ids
   see/llama/00000012.array_record   the records of round 12
 
-Every file is there whole or not at all, so that a journal can be read while it
-grows. A finished or growing journal takes the place of a policy: its records
-are offered to the others, round by round, as if it were training beside them.
+Every file appears whole or not at all, so that a journal can be read while it
+grows. A journal, finished or growing, can replace a policy: its records reach
+the others round by round, as if the policy were training beside them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import contextlib
+import functools
 import os
 
 from absl import logging
@@ -23,44 +24,37 @@ from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax import records
 from mrl_jax.see import inbox as inbox_lib
+from mrl_jax.see import transport
 from mrl_jax.see import wire
 
 _ABOUT, _TOKENIZER, _SUFFIX = 'journal.json', 'tokenizer.json', '.array_record'
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-  """What `journal.json` says.
+  """The contents of `journal.json`."""
 
-  Attributes:
-    policy: whose records these are.
-    run: the fingerprint of what was run.
-    tokenizer, vocab_size: fingerprint and size of the policy's tokenizer.
-    kinds: of records that are written.
-    finished: whether more rounds will follow.
-    schema: of the records.
-  """
-
-  policy: str
-  run: str
-  tokenizer: str
+  policy: str  # That published the records.
+  run: str  # Fingerprint of the policy's run.
+  tokenizer: str  # Fingerprint of the policy's tokenizer.
   vocab_size: int
-  kinds: tuple[str, ...]
-  finished: bool = False
+  kinds: tuple[str, ...]  # Of records that are written.
+  finished: bool = False  # Whether no round will follow.
   schema: int = records.SCHEMA
 
 
 class Writer:
-  """Writes a policy's records; a round that is written again is replaced."""
+  """Writes a policy's journal."""
 
   def __init__(self, directory: str, about: About, tokenizer: str):
-    """Into `directory`, with the tokenizer as its own JSON."""
+    """Opens a journal in `directory`; `tokenizer` is the policy's, as JSON."""
     self._folder = os.path.join(directory, about.policy)
     self._about = about
     os.makedirs(self._folder, exist_ok=True)
     files.write(os.path.join(self._folder, _TOKENIZER), tokenizer)
-    self._describe(about)
+    self._write_about(about)
 
   def write(self, round: int, published: Sequence[records.Record]) -> None:
+    """Stores the records of a round; replaces what was stored of it."""
     path = _path(self._folder, round)
     aside = path + files.ASIDE
     writer = array_record_module.ArrayRecordWriter(aside, 'group_size:256')
@@ -71,28 +65,60 @@ class Writer:
     os.replace(aside, path)
 
   def finish(self) -> None:
-    """Tells readers that no round will follow."""
-    self._describe(msgspec.structs.replace(self._about, finished=True))
+    """Marks the journal as finished: no round will follow."""
+    self._write_about(msgspec.structs.replace(self._about, finished=True))
 
-  def _describe(self, about):
-    text = msgspec.json.encode(about).decode()
-    files.write(os.path.join(self._folder, _ABOUT), text)
+  def _write_about(self, about):
+    path = os.path.join(self._folder, _ABOUT)
+    files.write(path, msgspec.json.encode(about))
 
 
 class Reader:
-  """A policy's journal; reading raises `InputError` for what is damaged.
+  """Reads a policy's journal.
 
-  Attributes:
-    about: what the journal says of itself.
+  Its methods raise `InputError` if a file is missing or damaged.
   """
 
   def __init__(self, directory: str, policy: str):
-    """The journal of `policy` in a folder of journals, or in a work dir."""
+    """Opens the journal of `policy` in a folder of journals or a work dir."""
     inner = os.path.join(directory, 'see')
     parent = inner if os.path.isdir(inner) else directory
     self._folder = os.path.join(parent, policy)
     self._policy = policy
-    self.about = self._read_about()
+    self.about = self._read_about()  # As last read.
+
+  def finished(self) -> bool:
+    """Whether no round will follow; read anew while the journal grows."""
+    if not self.about.finished:
+      self.about = self._read_about()
+    return self.about.finished
+
+  def tokenizer(self) -> str:
+    """Returns the policy's tokenizer as JSON."""
+    path = os.path.join(self._folder, _TOKENIZER)
+    checks.require(os.path.isfile(path), f'{path} is missing')
+    with open(path, encoding='utf-8') as f:
+      return f.read()
+
+  def rounds(self) -> list[int]:
+    """Returns the rounds in the journal, in order."""
+    parts = map(os.path.splitext, os.listdir(self._folder))
+    return sorted(
+      int(stem)
+      for stem, suffix in parts
+      if suffix == _SUFFIX and stem.isdecimal()
+    )
+
+  def read(self, round: int) -> list[bytes]:
+    """Returns the encoded records of a round; see `wire.decode`."""
+    path = _path(self._folder, round)
+    try:
+      with contextlib.closing(
+        array_record_module.ArrayRecordReader(path)
+      ) as reader:
+        return reader.read_all()
+    except RuntimeError as error:
+      raise checks.InputError(f'{path} is damaged: {error}') from error
 
   def _read_about(self) -> About:
     path = os.path.join(self._folder, _ABOUT)
@@ -103,7 +129,7 @@ class Reader:
     )
     with open(path, 'rb') as f:
       try:
-        about = wire.strictly(_DECODER, f.read())
+        about = wire.decode_untrusted(_DECODER, f.read())
       except msgspec.DecodeError as error:
         raise checks.InputError(f'{path}: {error}') from error
     checks.require(
@@ -112,87 +138,60 @@ class Reader:
     )
     return about
 
-  def finished(self) -> bool:
-    """Whether no round will follow; a journal may grow while it is read."""
-    if not self.about.finished:
-      self.about = self._read_about()
-    return self.about.finished
 
-  def tokenizer(self) -> str:
-    """The policy's tokenizer, as its own JSON."""
-    path = os.path.join(self._folder, _TOKENIZER)
-    checks.require(os.path.isfile(path), f'{path} is missing')
-    with open(path, encoding='utf-8') as f:
-      return f.read()
-
-  def rounds(self) -> list[int]:
-    """The rounds that are there, in order."""
-    parts = [os.path.splitext(name) for name in os.listdir(self._folder)]
-    return sorted(
-      int(stem)
-      for stem, suffix in parts
-      if suffix == _SUFFIX and stem.isdecimal()
-    )
-
-  def read(self, round: int) -> list[bytes]:
-    """The records of a round, as they are on the wire."""
-    path = _path(self._folder, round)
-    try:
-      with contextlib.closing(
-        array_record_module.ArrayRecordReader(path)
-      ) as reader:
-        return reader.read_all()
-    except RuntimeError as error:
-      raise checks.InputError(f'{path} is damaged: {error}') from error
-
-
-class Source:
-  """A journal as a peer."""
+class Transport(transport.Transport):
+  """Delivers the records of journals, which are sources of inboxes."""
 
   def __init__(
-    self, reader: Reader, inbox: inbox_lib.Inbox, kinds: Collection[str]
+    self,
+    inboxes: Mapping[str, inbox_lib.Inbox],
+    readers: Mapping[str, Reader],
+    kinds: Collection[str],
   ):
-    """Delivers what `reader` has of these kinds to `inbox`."""
-    self._reader, self._inbox, self._kinds = reader, inbox, kinds
-    self._ended = False
+    """Delivers records of these kinds from the journals in `readers`."""
+    self._kinds = kinds
+    self._ended = set()  # (inbox, policy) where the journal has no more rounds.
+    for inbox in inboxes.values():
+      inbox.sources += [
+        functools.partial(self._fetch, inbox, policy, reader)
+        for policy, reader in readers.items()
+        if policy in inbox.peers
+      ]
 
-  def fetch(self, round: int) -> None:
-    policy, inbox = self._reader.about.policy, self._inbox
-    first = inbox.heard(policy) + 1
-    if self._ended or first > round:
+  def _fetch(self, inbox, policy, reader, round) -> None:
+    first = inbox.last_round(policy) + 1
+    if (inbox, policy) in self._ended or first > round:
       return
     try:
-      finished = self._reader.finished()  # Before looking for the last rounds.
-      written = self._reader.rounds()
+      # In this order: rounds that are missing in a finished journal never come.
+      finished = reader.finished()
+      written = reader.rounds()
     except (checks.InputError, OSError) as error:
       logging.log_first_n(
-        logging.WARNING, 'the journal of %s is silent: %s', 10, policy, error
+        logging.WARNING, 'cannot read the journal of %s: %s', 10, policy, error
       )
       return
-    for there in written:
-      if first <= there <= round:
-        self._deliver(policy, there)
-    if inbox.heard(policy) >= round:
+    for stored in written:
+      if first <= stored <= round:
+        try:
+          data = reader.read(stored)
+        except checks.InputError as error:
+          inbox.refuse(policy, 'journal', 'damaged', str(error))
+          data = []
+        inbox.deliver_encoded(
+          policy, stored, data, self._kinds, may_block=False
+        )
+    if inbox.last_round(policy) >= round:
       return
-    if written and written[-1] > round:  # It was left out.
+    if written and written[-1] > round:  # The policy skipped this round.
       inbox.deliver(policy, round, [])
     elif finished:
       logging.warning('the journal of %s ends before round %d', policy, round)
-      self._ended = True
-      inbox.ended(policy)
-
-  def _deliver(self, policy, round):
-    try:
-      data = self._reader.read(round)
-    except checks.InputError as error:
-      self._inbox.refuse(policy, 'journal', 'damaged', str(error))
-      data = []
-    self._inbox.deliver_encoded(
-      policy, round, data, kinds=self._kinds, waits=False
-    )
+      self._ended.add((inbox, policy))
+      inbox.end(policy)
 
 
-def _path(folder, round):
+def _path(folder: str, round: int) -> str:
   return os.path.join(folder, f'{round:08d}{_SUFFIX}')
 
 

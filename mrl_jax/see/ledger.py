@@ -1,4 +1,4 @@
-"""The books of the exchange: nothing is dropped without being counted."""
+"""The ledgers of the exchange: every record is counted, with its fate."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -9,27 +9,24 @@ SENT = ('acknowledged', 'refused', 'evicted')
 
 
 class Ledger:
-  """Counts of records between one policy and its peers, by their fate.
+  """Counts of records between one policy and its peers, by fate.
 
   For every peer and kind, and at all times,
 
-    published = the sum over all fates + waiting
+    published = sum of the counts of all fates + waiting
 
-  where `waiting` is what a queue still holds. What was offered to a policy and
-  what it sent over a wire are two ledgers, with fates of their own.
-
-  Attributes:
-    seconds: spent in the exchange by the thread that learns.
-    waited: seconds of them, by the peer that was waited for.
+  where `waiting` is the number of records that are still in a queue. What a
+  policy was offered and what it sent over a network are in two ledgers, with
+  the fates `RECEIVED` and `SENT`.
   """
 
-  def __init__(self, fates: Iterable[str] = RECEIVED):
-    self.seconds = 0.0
-    self.waited = collections.Counter()
-    self._fates = tuple(fates)
-    self._counts = collections.Counter()
-    self._reasons = collections.Counter()
-    self._told = collections.Counter()
+  def __init__(self, fates: tuple[str, ...] = RECEIVED):
+    self.seconds = 0.0  # That the training thread spent in the exchange.
+    self.waited = collections.Counter()  # Those spent waiting, by peer.
+    self._fates = fates
+    self._counts = collections.Counter()  # By (peer, kind, fate).
+    self._reasons = collections.Counter()  # By (peer, reason).
+    self._reported = collections.Counter()  # Counts at the last `since_last`.
     self._lock = threading.Lock()
 
   def add(
@@ -42,7 +39,7 @@ class Ledger:
     bytes: int = 0,
     reason: str = '',
   ) -> None:
-    """Counts records; those that are refused have a reason."""
+    """Counts records as 'published' or under a fate; refusals by reason too."""
     with self._lock:
       self._counts[peer, kind, fate] += count
       if bytes:
@@ -51,84 +48,81 @@ class Ledger:
         self._reasons[peer, reason] += count
 
   def table(self) -> dict[str, dict[str, dict[str, int]]]:
-    """{peer: {kind: {fate: count}}}, with `bytes`, `waiting` and all fates."""
+    """{peer: {kind: counts}}: 'published', 'bytes', all fates, 'waiting'."""
     with self._lock:
-      counts = self._counts.copy()
-    table = {}
-    for peer, kind in sorted({key[:2] for key in counts}):
-      row = {
-        name: counts[peer, kind, name]
-        for name in ('published', 'bytes', *self._fates)
-      }
-      settled = sum(row[fate] for fate in self._fates)
-      row['waiting'] = row['published'] - settled
-      table.setdefault(peer, {})[kind] = row
+      table = _nested(self._counts)
+    columns = ('published', 'bytes', *self._fates)
+    for kinds in table.values():
+      for kind, counts in kinds.items():
+        row = {column: counts.get(column, 0) for column in columns}
+        kinds[kind] = {**row, 'waiting': _waiting(row)}
     return table
 
   def refusals(self) -> dict[str, dict[str, int]]:
     """{peer: {reason: count}}."""
     with self._lock:
-      reasons = sorted(self._reasons.items())
-    table = {}
-    for (peer, reason), n in reasons:
-      table.setdefault(peer, {})[reason] = n
-    return table
+      return _nested(self._reasons)
 
   def since_last(self) -> dict[str, dict[str, dict[str, int]]]:
-    """{peer: {kind: {fate: count}}} of what was added since the last call."""
+    """{peer: {kind: counts}} of what was added since the last call."""
     with self._lock:
-      added = self._counts - self._told
-      self._told = self._counts.copy()
-    table = {}
-    for (peer, kind, name), n in sorted(added.items()):
-      table.setdefault(peer, {}).setdefault(kind, {})[name] = n
-    return table
-
-  def timing(self) -> collections.Counter:
-    """Seconds: 'exchange' in all, and in it 'waited/PEER' for each peer."""
-    waited = {f'waited/{peer}': s for peer, s in self.waited.items()}
-    return collections.Counter(exchange=self.seconds, **waited)
+      added = self._counts - self._reported
+      self._reported = self._counts.copy()
+    return _nested(added)
 
   def state(self) -> list:
-    """As plain values, for a checkpoint."""
+    """Returns all counts and times as plain values, for a checkpoint."""
     with self._lock:
-      books = [
-        [[*key, n] for key, n in sorted(counts.items())]
-        for counts in (self._counts, self._told, self._reasons)
+      counts = [
+        [[*key, n] for key, n in sorted(counter.items())]
+        for counter in (self._counts, self._reported, self._reasons)
       ]
-    return [*books, dict(self.waited), self.seconds]
+    return [*counts, dict(self.waited), self.seconds]
 
   def restore(self, state: list) -> None:
     *counts, waited, self.seconds = state
-    self._counts, self._told, self._reasons = (
+    self._counts, self._reported, self._reasons = (
       collections.Counter({tuple(key): n for *key, n in rows})
       for rows in counts
     )
     self.waited = collections.Counter(waited)
 
 
-Pairs = dict[str, dict[str, dict[str, int]]]  # 'sender->receiver', kind, fate.
+def _nested(counts: Mapping[tuple[str, ...], int]) -> dict:
+  """{('a', 'x'): 1, ('a', 'y'): 2} as {'a': {'x': 1, 'y': 2}}, sorted."""
+  nested = {}
+  for (*path, column), n in sorted(counts.items()):
+    row = nested
+    for key in path:
+      row = row.setdefault(key, {})
+    row[column] = n
+  return nested
 
 
-def befell(counts: Mapping[str, int]) -> dict[str, int]:
-  """The fates in a ledger's counts, without those of no record."""
+def fates(counts: Mapping[str, int]) -> dict[str, int]:
+  """The columns of a ledger's row that are fates or 'waiting', if not zero."""
   others = ('published', 'bytes')
   return {fate: n for fate, n in counts.items() if n and fate not in others}
 
 
-def summed(told: Iterable[tuple[str, Mapping]]) -> Pairs:
-  """What became of the records of each pair, by what receivers were told.
+def _waiting(counts):
+  return counts['published'] - sum(fates(counts).values())
 
-  Args:
-    told: receivers, each with what its `since_last` returned.
+
+def totals_by_pair(
+  changes: Iterable[tuple[str, Mapping]],
+) -> dict[str, dict[str, dict[str, int]]]:
+  """Sums the changes of receivers' ledgers: {'sender->receiver': {kind: row}}.
+
+  `changes` are names of receivers, each with a result of `Ledger.since_last`.
   """
   pairs = {}
-  for receiver, by_sender in told:
+  for receiver, by_sender in changes:
     for sender, kinds in by_sender.items():
       pair = pairs.setdefault(f'{sender}->{receiver}', {})
       for kind, counts in kinds.items():
         pair.setdefault(kind, collections.Counter()).update(counts)
   for pair in pairs.values():
     for counts in pair.values():
-      counts['waiting'] = counts['published'] - sum(befell(counts).values())
+      counts['waiting'] = _waiting(counts)
   return pairs

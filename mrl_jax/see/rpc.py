@@ -1,15 +1,18 @@
-"""The exchange between processes and hosts: gRPC, acknowledged and bounded.
+"""The transport between processes and hosts: gRPC, acknowledged and bounded.
 
-A message is a msgpack struct of records, so that no code is generated and none
-is run. The receiver keeps it on disk, puts its records into the queue of the
-policy it is for, and acknowledges it; a full queue delays that. Until then the
-sender keeps it, and sends it again. Whatever comes in is taken for a lie until
-it has been checked.
+A message is a msgpack struct of encoded records, so that no code is generated
+and none is run. The receiving process writes it to disk, puts its records into
+the inbox of the receiving policy, and only then acknowledges it; a full inbox
+delays that. The sending process keeps a message until it is acknowledged, and
+sends it again after every failure. Whatever arrives is untrusted until it has
+been checked.
 """
 
 import collections
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
+import functools
+import os
 import re
 import threading
 from typing import Annotated
@@ -22,20 +25,22 @@ from mrl_jax import checks
 from mrl_jax import records
 from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import ledger as ledger_lib
-from mrl_jax.see import security as security_lib
+from mrl_jax.see import security
 from mrl_jax.see import spool as spool_lib
+from mrl_jax.see import transport
 from mrl_jax.see import wire
 
 _SERVICE, _METHOD = 'mrl_jax.see.Exchange', 'Publish'
-_ANSWER_S = 20.0  # How long an answer may take beside the wait for room.
-_GRACE_S = 1.0  # How long messages that are being taken may hold up the end.
-_RETRY_S = (0.1, 5.0)  # The first and the longest pause between attempts.
-_OVERHEAD = 4096  # Bytes of a message beside its records, at most.
+_RECEIVED = '_received'  # Folder of the spool; no policy has such a name.
+_ANSWER_S = 20.0  # Longest wait for an answer, beside the wait for room.
+_GRACE_S = 1.0  # How long messages in delivery may delay the end.
+_RETRY_S = (0.1, 5.0)  # First and longest pause between attempts.
+_OVERHEAD = 4096  # Most bytes of a message beside its records.
 _MOST = 4096  # Records of a message.
-_WARNINGS = 3  # Of messages that are refused for the same reason.
+_WARNINGS = 3  # Logged for each reason of refusing a message.
 _REASONS = ('undecodable', 'run', 'peer')  # Why a server refuses a message.
 # Answers that will be the same next time.
-_LASTING = {
+_FINAL = {
   grpc.StatusCode.INVALID_ARGUMENT,
   grpc.StatusCode.FAILED_PRECONDITION,
   grpc.StatusCode.UNIMPLEMENTED,
@@ -46,7 +51,10 @@ _Name = Annotated[str, msgspec.Meta(max_length=records.MAX_NAME)]
 class Message(
   msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-  """Records of a policy's round for one peer; `last` ends the round."""
+  """Encoded records of one policy's round for one peer; `last` ends the round.
+
+  A round that exceeds the limits of a message is sent as several.
+  """
 
   run: _Name
   sender: _Name
@@ -57,139 +65,143 @@ class Message(
 
 
 class Refused(Exception):
-  """Says why a message is not taken: 'reason: more about it'."""
+  """A message will never be accepted; says 'reason: details'."""
+
+  code = grpc.StatusCode.INVALID_ARGUMENT
 
 
-class Busy(Exception):
-  """Says that a message is not taken now."""
+class Busy(Refused):
+  """A message cannot be accepted now, but may be later."""
+
+  code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-class Server:
-  """Takes what other processes publish for the policies of this one.
+class Transport(transport.Transport):
+  """Receives over gRPC, and sends through its outlets.
 
-  Attributes:
-    refused: messages that were not taken, by reason. What is in them is not
-      known, so that no policy's ledger can have it.
+  No ledger counts the records of a message that is refused as a whole, because
+  nobody knows what they are; `refused` counts the message.
   """
 
   def __init__(
     self,
-    address: str,
     inboxes: Mapping[str, inbox_lib.Inbox],
-    *,
-    senders: Collection[str],
+    network: security.Network,
+    listens_to: Mapping[str, Collection[str]],
+    limits: inbox_lib.Limits,
     run: str,
-    security: security_lib.Security,
-    max_bytes: int,
-    spool: spool_lib.Spool,
+    folder: str,
   ):
-    """Binds `address`; nobody is answered before `start`.
+    """Binds the address to listen on, and starts to connect to the peers.
 
-    Args:
-      address: HOST:PORT.
-      inboxes: of the policies of this process; each knows whom it listens to.
-      senders: the policies of other processes.
-      run: messages of other runs are refused.
-      security: who may connect.
-      max_bytes: of a message.
-      spool: where messages are kept until a checkpoint has them.
-
-    Raises:
-      InputError: the address cannot be used.
+    `listens_to` are the policies that each policy receives from, and `limits`
+    bound what is queued for each peer. Messages of other runs than `run` are
+    refused. Received messages are kept in `folder` until a checkpoint holds
+    them. Raises InputError if an address or a certificate cannot be used.
     """
-    security.check(address)
-    credentials = security.of_server()
+    pem = network.read_pem(network.listen)
+    self._inboxes, self._limits, self._run = inboxes, limits, run
+    self._spool = spool_lib.Spool(os.path.join(folder, _RECEIVED))
     self.refused = collections.Counter()
-    self._inboxes, self._run, self._spool = inboxes, run, spool
-    self._lock = threading.Lock()
-    # Each sender delivers one message at a time to each policy, so that they
-    # stay in order and nobody's full queue takes all threads.
-    self._ways = {
-      (sender, name): threading.Lock() for sender in senders for name in inboxes
+    self._refusing = threading.Lock()
+    pairs = [(sender, name) for sender in network.addresses for name in inboxes]
+    # A sender delivers one message at a time to each policy, so that messages
+    # stay in order and no full inbox occupies all threads.
+    self._delivering = {
+      (sender, name): threading.Lock()
+      for sender, name in pairs
+      if sender in inboxes[name].peers
     }
-    threads = 2 * len(self._ways)
+    threads = 2 * len(pairs)
     self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix='see')
+    publish = grpc.unary_unary_rpc_method_handler(self._answer)
+    handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: publish})
     self._server = grpc.server(
       self._pool,
-      handlers=[
-        grpc.method_handlers_generic_handler(
-          _SERVICE, {_METHOD: grpc.unary_unary_rpc_method_handler(self._answer)}
-        )
-      ],
+      handlers=[handler],
       options=[
-        ('grpc.max_receive_message_length', max_bytes + _OVERHEAD),
-        # None but identity: what is compressed may be of any size.
+        ('grpc.max_receive_message_length', network.max_bytes + _OVERHEAD),
+        # Identity only: a compressed message could expand to any size.
         ('grpc.compression_enabled_algorithms_bitset', 1),
         ('grpc.so_reuseport', 0),
       ],
       maximum_concurrent_rpcs=threads,
     )
-    # Of two interfaces called localhost gRPC is content with one, although the
-    # other may be somebody else's.
-    bound = re.sub('^localhost:', '127.0.0.1:', address)
+    # localhost may be two interfaces. gRPC is content if it gets one of them,
+    # although another program may own the other.
+    address = re.sub('^localhost:', '127.0.0.1:', network.listen)
     try:
-      if credentials:
-        self._server.add_secure_port(bound, credentials)
+      if pem is None:
+        self._server.add_insecure_port(address)
       else:
-        self._server.add_insecure_port(bound)
+        ca, *key_and_cert = pem
+        credentials = grpc.ssl_server_credentials(
+          [key_and_cert], root_certificates=ca, require_client_auth=True
+        )
+        self._server.add_secure_port(address, credentials)
     except RuntimeError as error:
       raise checks.InputError(
-        f'see.listen={address} cannot be listened on, because another process '
-        f'does or because it is not an address of this machine: {error}'
+        f'see.listen={network.listen} cannot be listened on, because another '
+        f'process does or because it is not an address of this machine: {error}'
       ) from error
+    self.outlets = {
+      (sender, receiver): Outlet(sender, receiver, network, limits, run)
+      for sender in inboxes
+      for receiver in network.addresses
+      if sender in listens_to[receiver]
+    }
 
-  def start(self) -> None:
-    """Begins to answer; what was acknowledged before is fetched by round."""
+  def open(self) -> None:
     for inbox in self._inboxes.values():
-      inbox.sources.append(self)
+      inbox.sources.append(self.fetch)
     self._server.start()
 
   def fetch(self, round: int) -> None:
-    """Takes in what was acknowledged before this process, as a source does.
-
-    All at once, it could be more than a queue holds.
-    """
-    for name, data in self._spool.kept(round):
+    """Delivers what an earlier process acknowledged, up to `round`."""
+    for name, data in self._spool.left(round):
       try:
-        message = self._open(data)
+        message = self._decode(data)
       except Refused as refused:
         logging.warning('%s is left on disk: %s', name, refused)
         continue
-      if not self._inboxes[message.receiver].has_taken(name):
-        self._deliver(message, name, waits=False)
+      if not self._inboxes[message.receiver].has_message(name):
+        self._deliver(message, name, may_block=False)
+
+  def receive(self, data: bytes) -> None:
+    """Stores a message on disk, then delivers it.
+
+    Raises Refused, or Busy if its sender has not finished another delivery to
+    its receiver.
+    """
+    message = self._decode(data)
+    delivering = self._delivering[message.sender, message.receiver]
+    if not delivering.acquire(blocking=False):
+      raise Busy(f'another message of {message.sender} is being delivered')
+    try:
+      self._deliver(message, self._spool.add(message.round, data))
+    finally:
+      delivering.release()
+
+  def saved(self, rounds: int) -> None:
+    before = rounds - self._limits.max_staleness
+    self._spool.forget(before)
+    for inbox in self._inboxes.values():
+      inbox.forget_messages(before)
 
   def close(self) -> None:
     self._server.stop(grace=_GRACE_S).wait()
     self._pool.shutdown(wait=False)
 
-  def take(self, data: bytes) -> None:
-    """Takes a message in, for good.
-
-    Raises:
-      Refused: it never will be taken.
-      Busy: its sender is not yet done with another.
-    """
-    message = self._open(data)
-    way = self._ways[message.sender, message.receiver]
-    if not way.acquire(blocking=False):
-      raise Busy(f'another message of {message.sender} is being taken')
-    try:
-      self._deliver(message, self._spool.add(message.round, data))
-    finally:
-      way.release()
-
   def _answer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
     try:
-      self.take(data)
+      self.receive(data)
     except Refused as refused:
-      context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-    except Busy as busy:
-      context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy))
+      context.abort(refused.code, str(refused))
     return b''
 
-  def _open(self, data) -> Message:
+  def _decode(self, data: bytes) -> Message:
     try:
-      message = wire.strictly(_DECODER, data)
+      message = wire.decode_untrusted(_DECODER, data)
     except msgspec.DecodeError as error:
       raise self._refusal('undecodable', str(error)) from error
     if message.run != self._run:
@@ -198,234 +210,117 @@ class Server:
         f'of run {message.run!r:.50}, this is {self._run!r}: both must have the '
         'same config, but for see and mwra',
       )
-    way = message.sender, message.receiver
-    if way not in self._ways or not self._is_heard(*way):
+    if (message.sender, message.receiver) not in self._delivering:
       raise self._refusal(
         'peer', f'{message.sender!r:.50} to {message.receiver!r:.50}'
       )
     return message
 
-  def _is_heard(self, sender, receiver) -> bool:
-    return sender in self._inboxes[receiver].peers
-
-  def _deliver(self, message, name, waits=True):
-    inbox = self._inboxes[message.receiver]
-    inbox.deliver_encoded(
-      message.sender, message.round, message.records, message.last, waits=waits
+  def _deliver(self, message: Message, name: str, may_block: bool = True):
+    self._inboxes[message.receiver].deliver_encoded(
+      message.sender,
+      message.round,
+      message.records,
+      last=message.last,
+      may_block=may_block,
+      message=name,
     )
-    inbox.note_taken(name, message.round)
 
-  def _refusal(self, reason, why) -> Refused:
-    with self._lock:
+  def _refusal(self, reason: str, details: str) -> Refused:
+    with self._refusing:
       self.refused[reason] += 1
-      so_often = self.refused[reason]
-    if so_often <= _WARNINGS:
-      logging.warning('refused a message: %s: %s', reason, why)
-    return Refused(f'{reason}: {why}')
+      count = self.refused[reason]
+    if count <= _WARNINGS:
+      logging.warning('refused a message: %s: %s', reason, details)
+    return Refused(f'{reason}: {details}')
 
 
 class Parcel(msgspec.Struct, frozen=True):
-  """A message, and how many records of each kind it has."""
+  """An encoded message, and the number of its records of each kind."""
 
   data: bytes
   counts: dict[str, int]
 
 
-class Outlet:
-  """The way to a policy of another process; see `exchange.Outlet`.
+class Outlet(transport.Outlet):
+  """Sends the records of a policy to a peer in another process.
 
-  A thread sends what is queued, in order, each message until it is
-  acknowledged.
+  A thread sends the queued messages in order, each one until the peer
+  acknowledges or refuses it.
   """
 
   def __init__(
     self,
-    policy: str,
-    peer: str,
-    address: str,
-    *,
-    run: str,
-    security: security_lib.Security,
+    sender: str,
+    receiver: str,
+    network: security.Network,
     limits: inbox_lib.Limits,
-    max_bytes: int,
+    run: str,
   ):
-    """From `policy` to `peer`, which listens on `address`.
+    """Starts to connect to `receiver`; see `Transport`.
 
-    `limits` bound what is queued behind the message that is on its way, and
-    `max_bytes` bounds a message.
-
-    Raises:
-      InputError: the address cannot be used.
+    `limits` bound what is queued behind the message that is being sent.
     """
-    security.check(address)
-    credentials = security.of_client()
+    address = network.addresses[receiver]
+    pem = network.read_pem(address)
     self.ledger = ledger_lib.Ledger(ledger_lib.SENT)
-    self._policy, self._peer, self._address = policy, peer, address
-    self._run, self._limits, self._max_bytes = run, limits, max_bytes
+    self._sender, self._receiver = sender, receiver
+    self._limits, self._max_bytes = limits, network.max_bytes
+    self._message = functools.partial(
+      Message, run=run, sender=sender, receiver=receiver
+    )
+    self._place = f'{receiver} at {address}'  # For the log.
     self._queue = collections.deque()
-    self._records = self._bytes = 0  # In the queue.
-    self._tried = self._reached = False  # Whether the last attempt succeeded.
-    self._said = set()  # Refusals that are in the log.
-    self._sending = None  # The call of the first message in the queue.
+    self._reached = None  # Whether the last attempt succeeded; None before it.
+    self._logged = set()  # Refusals that are in the log.
+    self._sending = None  # The call that sends the first message in the queue.
     self._closing = False
     self._changed = threading.Condition()
     options = [
-      ('grpc.max_send_message_length', max_bytes + _OVERHEAD),
+      ('grpc.max_send_message_length', network.max_bytes + _OVERHEAD),
       ('grpc.initial_reconnect_backoff_ms', 100),
       ('grpc.max_reconnect_backoff_ms', 2000),
     ]
-    self._channel = (
-      grpc.secure_channel(address, credentials, options)
-      if credentials
-      else grpc.insecure_channel(address, options)
-    )
+    if pem is None:
+      self._channel = grpc.insecure_channel(address, options)
+    else:
+      credentials = grpc.ssl_channel_credentials(*pem)
+      self._channel = grpc.secure_channel(address, credentials, options)
     self._call = self._channel.unary_unary(f'/{_SERVICE}/{_METHOD}')
     self._thread = threading.Thread(
-      target=self._run_queue, name=f'see-{policy}-{peer}', daemon=True
+      target=self._send_queue, name=f'see-{sender}-{receiver}', daemon=True
     )
     self._thread.start()
 
   def send(self, round: int, published: Sequence[records.Record]) -> None:
-    for parcel in self._pack(round, published):
-      self._put(parcel)
-
-  def _pack(self, round, published) -> Iterator[Parcel]:
-    """Messages within the limits; the last of them, maybe empty, says so."""
-    items, counts, size = [], collections.Counter(), 0
+    batch, size = [], 0  # (kind, encoded record), and the bytes of all.
     for record in published:
       kind, data = records.kind(record), b''
       fault = records.fault(record)
       if fault is None:
         data = wire.encode(record)
         fault = 'size' if len(data) > self._max_bytes else None
-      self.ledger.add(self._peer, kind, 'published', bytes=len(data))
+      self.ledger.add(self._receiver, kind, 'published', bytes=len(data))
       if fault:
-        self.ledger.add(self._peer, kind, 'refused', reason=fault)
-        self._say(kind, fault, f'not sent to {self._where()}')
+        self.ledger.add(self._receiver, kind, 'refused', reason=fault)
+        self._log_refusal(kind, fault, f'not sent to {self._place}')
         continue
-      if len(items) == _MOST or size + len(data) > self._max_bytes:
-        yield self._parcel(round, items, counts, last=False)
-        items, counts, size = [], collections.Counter(), 0
-      items.append(msgspec.Raw(data))
-      counts[kind] += 1
+      if len(batch) == _MOST or size + len(data) > self._max_bytes:
+        self._enqueue(round, batch, last=False)
+        batch, size = [], 0
+      batch.append((kind, data))
       size += len(data)
-    yield self._parcel(round, items, counts, last=True)
-
-  def _parcel(self, round, items, counts, last):
-    message = Message(
-      run=self._run,
-      sender=self._policy,
-      receiver=self._peer,
-      round=round,
-      last=last,
-      records=items,
-    )
-    return Parcel(_ENCODER.encode(message), dict(counts))
-
-  def _put(self, parcel):
-    with self._changed:
-      # A peer that cannot be reached makes no room, however long one waits.
-      self._changed.wait_for(
-        lambda: self._has_room(parcel) or not self._reached,
-        self._limits.block_s,
-      )
-      # The first is on its way, and stays.
-      while len(self._queue) > 1 and not self._has_room(parcel):
-        self._remove(1, 'evicted')
-      self._queue.append(parcel)
-      self._records += sum(parcel.counts.values())
-      self._bytes += len(parcel.data)
-      self._changed.notify_all()
-
-  def _has_room(self, parcel):
-    return (
-      self._records + sum(parcel.counts.values()) <= self._limits.records
-      and self._bytes + len(parcel.data) <= self._limits.bytes
-    )
-
-  def _remove(self, place, fate, reason=''):
-    parcel = self._queue[place]
-    del self._queue[place]
-    self._records -= sum(parcel.counts.values())
-    self._bytes -= len(parcel.data)
-    for kind, count in parcel.counts.items():
-      self.ledger.add(self._peer, kind, fate, count, reason=reason)
-
-  def _run_queue(self):
-    pause = _RETRY_S[0]
-    while True:
-      with self._changed:
-        self._changed.wait_for(lambda: self._queue or self._closing)
-        if self._closing:
-          return
-        parcel = self._queue[0]
-        # Begun under the lock, so that closing prevents or cancels it.
-        self._sending = self._call.future(
-          parcel.data, timeout=self._limits.block_s + _ANSWER_S
-        )
-      code, details = self._sending.code(), self._sending.details() or ''
-      reason = _refusal(code, details)
-      if code is grpc.StatusCode.OK:
-        self._settle(parcel, 'acknowledged')
-      elif reason:
-        self._say('message', reason, f'by {self._where()}: {details!r:.300}')
-        self._settle(parcel, 'refused', reason)
-      else:
-        self._lose(code, details)
-        with self._changed:
-          self._changed.wait_for(lambda: self._closing, pause)
-        pause = min(2 * pause, _RETRY_S[1])
-        continue
-      pause = _RETRY_S[0]
-
-  def _settle(self, parcel, fate, reason=''):
-    with self._changed:
-      # What was restored meanwhile is still to be sent.
-      if self._queue and self._queue[0] is parcel:
-        self._remove(0, fate, reason)
-      if not self._reached:
-        logging.info('%s reaches %s', self._policy, self._where())
-      self._reached = True
-      self._changed.notify_all()
-
-  def _lose(self, code, details):
-    with self._changed:
-      if not self._closing and (self._reached or not self._tried):
-        logging.warning(
-          '%s cannot reach %s and will keep trying (is it up, with certificates '
-          'of the same authority?): %s: %.300r',
-          self._policy,
-          self._where(),
-          code.name,
-          details,
-        )
-      self._reached, self._tried = False, True
-      self._changed.notify_all()
-
-  def _where(self):
-    return f'{self._peer} at {self._address}'
-
-  def _say(self, what, reason, more):
-    """Once, that something is refused."""
-    if (what, reason) not in self._said:
-      self._said.add((what, reason))
-      logging.warning(
-        'a %s of %s is refused: %s, %s', what, self._policy, reason, more
-      )
+    self._enqueue(round, batch, last=True)
 
   def state(self) -> bytes:
     with self._changed:
       return _ENCODER.encode([list(self._queue), self.ledger.state()])
 
   def restore(self, state: bytes) -> None:
-    parcels, books = msgspec.msgpack.decode(
-      state, type=tuple[list[Parcel], list]
-    )
+    kept = msgspec.msgpack.decode(state, type=tuple[list[Parcel], list])
     with self._changed:
-      self._queue = collections.deque(parcels)
-      self._records = sum(sum(parcel.counts.values()) for parcel in parcels)
-      self._bytes = sum(len(parcel.data) for parcel in parcels)
-      self.ledger.restore(books)
+      self._queue = collections.deque(kept[0])
+      self.ledger.restore(kept[1])
       self._changed.notify_all()
 
   def close(self) -> None:
@@ -435,10 +330,8 @@ class Outlet:
       )
       if self._queue and not self._closing:
         logging.warning(
-          '%s did not take the last %d messages of %s',
-          self._where(),
-          len(self._queue),
-          self._policy,
+          f'{self._place} did not take the last {len(self._queue)} messages of '
+          f'{self._sender}'
         )
       self._closing = True
       self._changed.notify_all()
@@ -447,15 +340,97 @@ class Outlet:
     self._thread.join()
     self._channel.close()
 
+  def _enqueue(self, round, batch, last):
+    """Queues a message, after a wait for room and evictions if need be."""
+    encoded = [msgspec.Raw(data) for _, data in batch]
+    message = self._message(round=round, last=last, records=encoded)
+    counts = dict(collections.Counter(kind for kind, _ in batch))
+    parcel = Parcel(_ENCODER.encode(message), counts)
+    with self._changed:
+      # Waiting makes no room while the peer cannot be reached.
+      self._changed.wait_for(
+        lambda: self._has_room(parcel) or not self._reached,
+        self._limits.block_s,
+      )
+      # The first one is being sent, and stays.
+      while len(self._queue) > 1 and not self._has_room(parcel):
+        self._remove(1, 'evicted')
+      self._queue.append(parcel)
+      self._changed.notify_all()
 
-def _refusal(code, details) -> str:
-  """Why a message is refused for good; '' where it may be taken next time."""
+  def _has_room(self, parcel):
+    parcels = [*self._queue, parcel]
+    return (
+      sum(sum(p.counts.values()) for p in parcels) <= self._limits.records
+      and sum(len(p.data) for p in parcels) <= self._limits.bytes
+    )
+
+  def _remove(self, index, fate, reason=''):
+    parcel = self._queue[index]
+    del self._queue[index]
+    for kind, count in parcel.counts.items():
+      self.ledger.add(self._receiver, kind, fate, count, reason=reason)
+
+  def _send_queue(self):
+    """Sends until the outlet closes; runs in a thread of its own."""
+    pause_s = _RETRY_S[0]
+    while True:
+      with self._changed:
+        self._changed.wait_for(lambda: self._queue or self._closing)
+        if self._closing:
+          return
+        parcel = self._queue[0]
+        # Begun under the lock, so that `close` prevents or cancels it.
+        self._sending = self._call.future(
+          parcel.data, timeout=self._limits.block_s + _ANSWER_S
+        )
+      code, details = self._sending.code(), self._sending.details() or ''
+      fate, reason = _judge(code, details)
+      if reason:
+        what = f'by {self._place}: {details!r:.300}'
+        self._log_refusal('message', reason, what)
+      with self._changed:
+        # A `restore` during the call may have put another message there.
+        if fate and self._queue and self._queue[0] is parcel:
+          self._remove(0, fate, reason)
+        self._note_attempt(bool(fate), f'{code.name}: {details!r:.300}')
+        if fate:
+          pause_s = _RETRY_S[0]
+        else:
+          self._changed.wait_for(lambda: self._closing, pause_s)
+          pause_s = min(2 * pause_s, _RETRY_S[1])
+
+  def _note_attempt(self, reached, answer):
+    """Logs when the peer becomes reachable or unreachable."""
+    if reached and not self._reached:
+      logging.info(f'{self._sender} reaches {self._place}')
+    if not reached and self._reached is not False and not self._closing:
+      logging.warning(
+        f'{self._sender} cannot reach {self._place} and will keep trying (is it '
+        f'up, with certificates of the same authority?): {answer}'
+      )
+    self._reached = reached
+    self._changed.notify_all()
+
+  def _log_refusal(self, what, reason, details):
+    """Logs the first refusal of each reason."""
+    if (what, reason) not in self._logged:
+      self._logged.add((what, reason))
+      logging.warning(
+        f'a {what} of {self._sender} is refused: {reason}, {details}'
+      )
+
+
+def _judge(code: grpc.StatusCode, details: str) -> tuple[str, str]:
+  """Returns a message's fate and why it is refused; '' if it must be resent."""
+  if code is grpc.StatusCode.OK:
+    return 'acknowledged', ''
   if code is grpc.StatusCode.RESOURCE_EXHAUSTED and 'larger than' in details:
-    return 'size'  # gRPC of the receiver says so.
-  if code not in _LASTING:
-    return ''
+    return 'refused', 'size'  # So says the receiver's gRPC.
+  if code not in _FINAL:
+    return '', ''
   reason = details.partition(':')[0]
-  return reason if reason in _REASONS else code.name.lower()
+  return 'refused', reason if reason in _REASONS else code.name.lower()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

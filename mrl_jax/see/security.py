@@ -1,11 +1,14 @@
-"""Who may connect to whom: mutual TLS, or nobody from outside."""
+"""Where policies of other processes are, and who may connect: mutual TLS.
 
+Without certificates only the loopback interface may be used, unless the user
+allows more. Nothing here needs gRPC.
+"""
+
+from collections.abc import Mapping
 import dataclasses
 import ipaddress
 import re
 import ssl
-
-import grpc
 
 from mrl_jax import checks
 
@@ -13,26 +16,33 @@ _ADDRESS = re.compile(r'([\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Security:
-  """Who may connect.
+class Network:
+  """How this process and others reach each other."""
 
-  Attributes:
-    ca, cert, key: paths of PEM files; the certificates of both sides must be
-      signed by `ca`. All empty is no encryption.
-    allow_insecure: whether that may be so beyond the loopback interface.
-  """
-
+  listen: str = ''  # HOST:PORT on which this process receives, if it does.
+  # HOST:PORT of each policy of another process, by name.
+  addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  max_bytes: int = 16 * 2**20  # Size of the largest message.
+  # Paths of PEM files: of the authority that must have signed the certificates
+  # of both sides, and of this process's certificate and private key. All are
+  # empty if connections are not encrypted.
   ca: str = ''
   cert: str = ''
   key: str = ''
-  allow_insecure: bool = False
+  allow_insecure: bool = False  # Allow that beyond the loopback interface.
 
-  def check(self, address: str) -> None:
-    """Refuses an address that is malformed, or open to anybody.
+  def check(self) -> None:
+    """Raises InputError unless peers can reach this process safely."""
+    checks.require(
+      bool(self.listen) or not self.addresses,
+      'see.listen is empty; policies of other processes need an address, '
+      'HOST:PORT, where they reach those of this process',
+    )
+    for address in filter(None, (self.listen, *self.addresses.values())):
+      self.check_address(address)
 
-    Raises:
-      InputError: says what to give.
-    """
+  def check_address(self, address: str) -> None:
+    """Raises InputError if an address is malformed or open to anybody."""
     parts = _ADDRESS.fullmatch(address)
     checks.require(
       parts is not None and 0 < int(parts[2]) < 2**16,
@@ -46,29 +56,25 @@ class Security:
     )
     checks.require(
       all(paths) or self.allow_insecure or _is_loopback(parts[1]),
-      f'{address} is not a loopback address, and anybody could read and write '
-      'there: give --config.see.tls.ca, .cert and .key, or, in a network where '
-      'everybody is trusted, --config.see.allow_insecure=True',
+      f'{address} is not a loopback address, so anybody could read and send '
+      'records: give --config.see.tls.ca, .cert and .key, or, in a network '
+      'where everybody is trusted, --config.see.allow_insecure=True',
     )
 
-  def of_server(self) -> grpc.ServerCredentials | None:
+  def read_pem(self, address: str) -> tuple[bytes, bytes, bytes] | None:
+    """Checks `address`; returns the contents of the files `ca, key, cert`.
+
+    The files are tried out, as gRPC would find a fault only much later.
+    Returns None if connections are not encrypted.
+
+    Raises:
+      InputError: the address or a file cannot be used.
+    """
+    self.check_address(address)
     if not self.ca:
       return None
-    ca, cert, key = self._read()
-    return grpc.ssl_server_credentials(
-      [(key, cert)], root_certificates=ca, require_client_auth=True
-    )
-
-  def of_client(self) -> grpc.ChannelCredentials | None:
-    if not self.ca:
-      return None
-    ca, cert, key = self._read()
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-  def _read(self) -> list[bytes]:
-    """The three files, tried out: gRPC would find a fault only much later."""
     contents = []
-    for name in ('ca', 'cert', 'key'):
+    for name in ('ca', 'key', 'cert'):
       try:
         with open(getattr(self, name), 'rb') as f:
           contents.append(f.read())
@@ -89,10 +95,10 @@ class Security:
         f'certificate and its key, both in PEM format and without a password: '
         f'{error}'
       ) from error
-    return contents
+    return tuple(contents)
 
 
-def _is_loopback(host):
+def _is_loopback(host: str) -> bool:
   if host == 'localhost':
     return True
   try:

@@ -1,4 +1,4 @@
-"""Messages on disk, from before they are acknowledged until a checkpoint."""
+"""Received messages on disk, from their acknowledgement to a checkpoint."""
 
 import collections
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ from mrl_jax import files
 
 
 class Spool:
-  """Keeps what was acknowledged for a run that may be killed.
+  """Keeps acknowledged messages, so that a killed run loses none of them.
 
-  One file a message. A resumed run reads them all, round by round; what its
-  checkpoint had is known by name.
+  Each message is one file. A resumed run reads those that an earlier process
+  left, round by round, and skips those whose names its checkpoint holds.
   """
 
   def __init__(self, folder: str):
     self._folder = folder
-    self._lock = threading.Lock()  # A message may come again while it is added.
+    self._lock = threading.Lock()  # A message may be resent while it is added.
     os.makedirs(folder, exist_ok=True)
     names = (n for n in os.listdir(folder) if not n.endswith(files.ASIDE))
-    self._kept = collections.deque(sorted(names))
+    self._left = collections.deque(sorted(names))
 
   def add(self, round: int, data: bytes) -> str:
-    """Writes a message of a round, and returns its name."""
+    """Writes a message of a round to disk, and returns its name."""
     name = f'{round:020d}-{hashlib.sha256(data).hexdigest()[:32]}'
     path = os.path.join(self._folder, name)
     with self._lock:
@@ -32,23 +32,23 @@ class Spool:
         files.write(path, data)
     return name
 
-  def kept(self, round: int) -> Iterator[tuple[str, bytes]]:
-    """Messages up to a round, with their names, that another process left.
+  def left(self, round: int) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, message) that an earlier process left, up to `round`.
 
-    The earlier rounds come first; each message comes once.
+    Sorted by round. Every message is yielded once.
     """
-    while self._kept and _round(self._kept[0]) <= round:
-      name = self._kept.popleft()
+    while self._left and _round(self._left[0]) <= round:
+      name = self._left.popleft()
       with open(os.path.join(self._folder, name), 'rb') as f:
         yield name, f.read()
 
   def forget(self, before: int) -> None:
-    """Removes messages of earlier rounds."""
+    """Deletes messages of rounds below `before`."""
     with self._lock:
       for name in os.listdir(self._folder):
         if _round(name) < before:
           os.remove(os.path.join(self._folder, name))
 
 
-def _round(name):
+def _round(name: str) -> int:
   return int(name.partition('-')[0])

@@ -8,15 +8,12 @@ import numpy as np
 from mrl_jax import records
 
 _DTYPES = ('<i4', '<f4', '|b1')
-_SAID = 200  # Characters of a reason, which may quote the bytes themselves.
-_CONFIG = records.Rollout.__struct_config__
-_ARRAYS = tuple(
-  field.name
-  for field in msgspec.structs.fields(records.Rollout)
-  if field.type is np.ndarray
-)
-# A rollout with arrays that are still bytes, typed to the last element: asked
-# for an array, msgspec first builds whatever objects a sender wants it to.
+_QUOTED = 200  # Characters of an error, which may quote the bytes themselves.
+_FIELDS = msgspec.structs.fields(records.Rollout)
+_ARRAYS = [field.name for field in _FIELDS if field.type is np.ndarray]
+# A rollout whose arrays are still (dtype, bytes). Typed down to the elements:
+# asked for an array, msgspec would first build any objects that a sender asks
+# for.
 _Rollout = msgspec.defstruct(
   '_Rollout',
   [
@@ -25,63 +22,64 @@ _Rollout = msgspec.defstruct(
       tuple[Literal[_DTYPES], bytes] if field.name in _ARRAYS else field.type,
       msgspec.field(default=field.default),
     )
-    for field in msgspec.structs.fields(records.Rollout)
+    for field in _FIELDS
   ],
-  tag=_CONFIG.tag,
+  tag=records.Rollout.__struct_config__.tag,
   kw_only=True,
-  forbid_unknown_fields=_CONFIG.forbid_unknown_fields,
+  forbid_unknown_fields=True,
 )
 
 
 def encode(record: records.Record) -> bytes:
+  """Returns the bytes of a record.
+
+  Raises:
+    ValueError: an array of it has a type that records do not have.
+  """
   return _ENCODER.encode(record)
 
 
 def decode(data: bytes) -> records.Record:
-  """The record in `data`.
+  """Returns the record in `data`, which may be any bytes.
 
   Raises:
-    msgspec.DecodeError: the bytes are not those of a typed record.
+    msgspec.DecodeError: the bytes are not those of a record.
   """
-  record = strictly(_DECODER, data)
+  record = decode_untrusted(_DECODER, data)
   if not isinstance(record, _Rollout):
     return record
   fields = msgspec.structs.asdict(record)
   try:
     for name in _ARRAYS:
-      fields[name] = _from_bytes(*fields[name])
+      dtype, raw = fields[name]
+      fields[name] = np.frombuffer(raw, dtype)
+      # Other bytes are undefined as booleans, and numpy does not check.
+      if dtype == '|b1' and raw.translate(None, b'\x00\x01'):
+        raise ValueError('neither true nor false')
   except ValueError as error:
     raise msgspec.DecodeError(f'{name}: {error}') from error
   return records.Rollout(**fields)
 
 
-def strictly(decoder: msgspec.msgpack.Decoder, data: bytes):
-  """What a decoder makes of bytes that may be anything.
+def decode_untrusted(
+  decoder: msgspec.msgpack.Decoder | msgspec.json.Decoder, data: bytes
+):
+  """Returns what `decoder` reads from bytes that may be anything.
 
   Raises:
-    msgspec.DecodeError: with a short reason in printable characters.
+    msgspec.DecodeError: the only error; it is short and printable.
   """
   try:
     return decoder.decode(data)
   except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-    raise msgspec.DecodeError(ascii(str(error)[:_SAID])) from None
+    raise msgspec.DecodeError(ascii(str(error)[:_QUOTED])) from None
 
 
-def _from_bytes(dtype, data):
-  array = np.frombuffer(data, dtype)
-  # Other bytes have no meaning as booleans, and numpy does not look.
-  if dtype == '|b1' and data.translate(None, b'\x00\x01'):
-    raise ValueError('neither true nor false')
-  return array
-
-
-def _to_bytes(value):
+def _to_bytes(value) -> list:
   if not isinstance(value, np.ndarray):
     raise NotImplementedError(f'records do not hold {type(value)}')
   if value.dtype.str not in _DTYPES:
-    raise ValueError(
-      f'an array of {value.dtype} where one of {_DTYPES} belongs'
-    )
+    raise ValueError(f'an array of {value.dtype}; records hold {_DTYPES}')
   return [value.dtype.str, value.tobytes()]
 
 

@@ -1,38 +1,34 @@
-"""Weights that correct for what differs between sampler and trainer."""
+"""Importance weights that correct the mismatch of sampler and trainer."""
 
 import numpy as np
 
 LEVELS = ('none', 'token', 'sequence')
 KINDS = ('truncate', 'mask')
 
-_MOST = 50.0  # Of logarithms of ratios in metrics, which would overflow.
+_MAX_LOG_RATIO = 50.0  # In metrics; larger ones would overflow.
 
 
 def weights(
   trainer_logp: np.ndarray, sampler_logp: np.ndarray, settings
 ) -> np.ndarray:
-  """Weights of a response's tokens.
+  """Importance weights of a response's tokens, f32 [T].
 
     w_t = exp(log pi_trainer(y_t) - log pi_sampler(y_t))
 
-  at level 'token', their product over the response at level 'sequence'; a
+  at level 'token', and their product over the response at level 'sequence'. A
   weight above the cap is lowered to it ('truncate') or set to 0 ('mask').
-  Sampler and trainer differ by kernels, precision, and the temperature that was
-  sampled with.
+  Sampler and trainer differ by kernels, precision and the sampling temperature.
+  The weights multiply the whole objective of a token, with KL penalty and
+  entropy bonus.
 
   Truncated importance sampling: https://fengyao.notion.site/off-policy-rl;
   masked: https://arxiv.org/abs/2510.18855, IcePop, of which this is the upper
   bound.
 
   Args:
-    trainer_logp: f32 [T], of the trainer's forward pass, before it learns.
-    sampler_logp: f32 [T], of the density that was sampled from.
-    settings: `config.method.correction`, of which `level` is not 'none'.
-      The weights are of all that is learnt from the response's tokens, a KL
-      penalty and an entropy bonus among it.
-
-  Returns:
-    f32 [T].
+    trainer_logp: f32 [T], log-probabilities of the trainer before it updates.
+    sampler_logp: f32 [T], those of the density that was sampled from.
+    settings: `config.method.correction`, whose `level` is not 'none'.
   """
   log_weight_T = trainer_logp.astype(np.float64) - sampler_logp
   if settings.level == 'sequence':
@@ -46,16 +42,16 @@ def weights(
 def mismatch(
   trainer_logps: list[np.ndarray], sampler_logps: list[np.ndarray]
 ) -> dict[str, float]:
-  """How far the two are apart, over all tokens.
+  """Statistics of the mismatch, over the tokens of all responses.
 
   Returns:
-    kl: KL of sampler from trainer, in nats a token, by its plain estimate;
-    max_ratio: the largest weight; ess_fraction: effective sample size of the
-    weights, over the number of tokens.
+    'kl', KL(sampler || trainer) by the k1 estimate, in nats a token;
+    'max_ratio', the largest uncapped token weight; 'ess_fraction', the effective
+    sample size of the token weights over the number of tokens.
   """
   log_ratio_T = np.concatenate(trainer_logps).astype(np.float64)
   log_ratio_T -= np.concatenate(sampler_logps)
-  ratio_T = np.exp(np.minimum(log_ratio_T, _MOST))
+  ratio_T = np.exp(np.minimum(log_ratio_T, _MAX_LOG_RATIO))
   return {
     'kl': float(-log_ratio_T.mean()),
     'max_ratio': float(ratio_T.max()),

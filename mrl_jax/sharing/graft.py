@@ -1,83 +1,78 @@
 """GRAFT: a peer's group in place of one's own that failed, if compatible."""
 
 from collections.abc import Collection, Sequence
-import dataclasses
 
 import numpy as np
 
-from mrl_jax.sharing import carry as carry_lib
-from mrl_jax.sharing import lesson
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import peer_rows
+from mrl_jax.sharing import rows as rows_lib
 
 ADMISSIONS = ('compatibility', 'random', 'all')
-ORDERS = ('last', 'first', 'uniform')
+# Sort keys of grafted prompts among the others, whose key is 0.
+ORDERS = {'last': 1, 'first': -1, 'uniform': 0}
 
 _MAX_LOG_RATIO = 10.0  # A peer may claim any probability.
 
 
-def carry(
-  selected: Sequence[carry_lib.Selected], learner: lesson.Learner, settings
-) -> lesson.Carried:
-  """The responses that are compatible with the learner, and how much.
+def rows(
+  groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
+) -> list[rows_lib.Row]:
+  """Rows of the responses that are compatible with the learner.
 
     s = exp(mean_t log pi_B(o_t) - mean_u log pi_A(o_u)),  w = 1[s > f] min(s, 1)
 
   over the tokens of the learner B and of the source A. A response of s <= f is
-  left out; the others enter with weight w and the ratio of B's own new to old
+  not admitted; the others enter with weight w and the ratio of B's new to old
   probabilities.
 
-  GRAFT, https://arxiv.org/abs/2609.37868. The controls of
-  `config.method.graft` are its authors': `admission` 'random' admits as many
-  responses, whichever they are, and 'all' all of them; without `weighted` w is
-  1; `success_only` leaves out a group's failures.
-
-  Args:
-    selected: with the source's own advantages.
-    learner: who learns from them, and scores them first.
-    settings: `config.method`.
+  GRAFT, https://arxiv.org/abs/2609.37868. The controls of `config.method.graft`
+  are its authors': `admission` 'random' admits as many responses at random,
+  'all' admits every response; without `weighted`, w is 1; `success_only` leaves
+  out a group's failures.
   """
-  graft = settings.graft
+  graft = context.settings.graft
   if graft.success_only:
-    selected = [s for s in selected if s.rollout.success]
-  pairs, carried = carry_lib.rows(selected, learner)
-  scores = learner.score(carried.rows)
-  compatibility = np.array(
+    groups = [
+      group._replace(rollouts=[r for r in group.rollouts if r.success])
+      for group in groups
+    ]
+  pairs = peer_rows.pairs(groups, context)
+  rescored = context.rescore([row for row, _ in pairs])
+  compatibility_B = np.array(
     [
-      np.exp(
-        np.clip(
-          logp.mean(dtype=np.float64)
-          - rollout.policy_logp.mean(dtype=np.float64),
-          -_MAX_LOG_RATIO,
-          _MAX_LOG_RATIO,
-        )
-      )
-      for logp, (_, rollout) in zip(scores, pairs, strict=True)
+      _compatibility(row.old_logp, rollout.policy_logp)
+      for row, (_, rollout) in zip(rescored, pairs, strict=True)
     ]
   )
-  admitted = admission(compatibility, graft, learner.rng)
-  rows = [
-    row._replace(
-      old_logp=logp, weight=float(min(s, 1.0)) if graft.weighted else 1.0
-    )
-    for row, logp, s, admit in zip(
-      carried.rows, scores, compatibility, admitted, strict=True
-    )
-    if admit
-  ]
-  metrics = {}
-  if len(rows) < len(pairs):
-    learner.refused['incompatible'] += len(pairs) - len(rows)
+  admitted_B = admission(compatibility_B, graft, context.rng)
   if pairs:
-    metrics = {
-      'compatibility': float(np.median(compatibility)),
-      'admitted': float(admitted.mean()),
+    context.log.refused['incompatible'] += len(pairs) - int(admitted_B.sum())
+    context.log.metrics |= {
+      'compatibility': float(np.median(compatibility_B)),
+      'admitted': float(admitted_B.mean()),
     }
-  return dataclasses.replace(carried, rows=rows, metrics=metrics)
+  return [
+    row._replace(weight=float(min(s, 1.0)) if graft.weighted else 1.0)
+    for row, s, admitted in zip(
+      rescored, compatibility_B, admitted_B, strict=True
+    )
+    if admitted
+  ]
+
+
+def _compatibility(learner_logp_T, source_logp_U) -> float:
+  means = learner_logp_T.mean(dtype=np.float64) - source_logp_U.mean(
+    dtype=np.float64
+  )
+  return np.exp(np.clip(means, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
 
 def admission(
   compatibility_B: np.ndarray, graft, rng: np.random.Generator
 ) -> np.ndarray:
-  """Which responses are taken, bool [B]."""
+  """Which responses `config.method.graft` admits, bool [B]."""
   if graft.admission == 'all':
     return np.ones(len(compatibility_B), bool)
   admitted_B = compatibility_B > graft.floor
@@ -87,16 +82,16 @@ def admission(
 
 
 def order(
-  prompts: Sequence[int], grafted: Collection[int], where: str
+  prompts: Collection[int], grafted: Collection[int], where: str
 ) -> list[int]:
   """The prompts of a round in the order in which they are trained on.
 
-  GRAFT's come last, so that a policy learns from its own samples first.
+  By default grafted groups come last, so that a policy trains on its own
+  samples first.
 
   Args:
-    prompts: all of them.
-    grafted: those whose group was replaced.
-    where: one of `ORDERS`; 'uniform' leaves them where they are.
+    prompts: indices of all prompts.
+    grafted: those whose own group was replaced.
+    where: a name in `ORDERS`; 'uniform' leaves them where they are.
   """
-  late = {'last': 1, 'first': -1, 'uniform': 0}[where]
-  return sorted(prompts, key=lambda p: (late * (p in grafted), p))
+  return sorted(prompts, key=lambda p: (ORDERS[where] * (p in grafted), p))

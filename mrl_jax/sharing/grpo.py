@@ -1,4 +1,4 @@
-"""The base of every method: advantages relative to the policy's own group."""
+"""GRPO: advantages relative to a baseline, by default of the own group."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,39 +7,29 @@ import msgspec
 import numpy as np
 
 from mrl_jax import records
+from mrl_jax.sharing import context as context_lib
 
 _EPSILON = 1e-6
 
 
 class Baseline(NamedTuple):
-  """What the rewards of every prompt are compared with.
+  """What the rewards of every prompt are compared with."""
 
-  Attributes:
-    mean_P1: f64, subtracted from a reward.
-    moments_P3: `moments` of the rewards whose deviation is the unit.
-  """
-
-  mean_P1: np.ndarray
+  mean_P1: np.ndarray  # f64, subtracted from a reward.
+  # f64, `context.moments` of the rewards by whose standard deviation a
+  # difference is divided.
   moments_P3: np.ndarray
 
 
-def moments(rewards_PG: np.ndarray) -> np.ndarray:
-  """Count, sum and sum of squares of every group, f64 [P, 3]."""
-  count_P = np.full(len(rewards_PG), rewards_PG.shape[1], np.float64)
-  sums_P, squares_P = rewards_PG.sum(1), (rewards_PG**2).sum(1)
-  return np.stack([count_P, sums_P, squares_P], 1)
-
-
 def baseline(moments_P3: np.ndarray) -> Baseline:
-  """The mean of the rewards behind these moments, and their deviation."""
+  """The baseline of the rewards with these moments: their own mean."""
   count_P1, sum_P1, _ = np.split(moments_P3, 3, axis=1)
   return Baseline(sum_P1 / count_P1, moments_P3)
 
 
-def own(own_P3, peers, settings, ratios) -> Baseline:
-  """The policy's own group, whatever peers did."""
-  del peers, settings, ratios
-  return baseline(own_P3)
+def own(context: context_lib.Context) -> Baseline:
+  """The mean of the policy's own group, whatever peers did."""
+  return baseline(context.own_moments_P3)
 
 
 def deviation(moments_P3: np.ndarray) -> np.ndarray:
@@ -57,7 +47,7 @@ def advantages(
   leave_one_out: bool = False,
   prompts: Sequence[int] | slice = slice(None),
 ) -> np.ndarray:
-  """Rewards against the baseline's mean, in units of a deviation.
+  """Differences to the baseline's mean, in standard deviations.
 
     A = (r - b) / (s + 1e-6)
 
@@ -65,22 +55,22 @@ def advantages(
   s = 1, is that of Dr. GRPO, https://arxiv.org/abs/2503.20783.
 
   Args:
-    rewards_PG: f64, of samples of every prompt, or of `prompts`.
-    baseline: what to compare with, of all prompts of the round.
+    rewards_PG: f64, rewards of the samples of every prompt, or of `prompts`.
+    baseline: of all prompts of the round.
     scale: a name in `SCALES`, what s is.
     leave_one_out: b is the mean of the other n - 1 rewards, as in RLOO,
       https://arxiv.org/abs/2402.14740: A times n / (n - 1).
-    prompts: those that the rewards are of, where they are not of all.
+    prompts: indices of the prompts of `rewards_PG`, by default all.
 
   Returns:
-    f32 [P, G]; exactly 0 where a reward is the baseline. Where rewards have no
-    deviation, as where a whole group fails, what a peer got is in units of
-    reward.
+    f32 [P, G]; exactly 0 where a reward equals the baseline. If all rewards of
+    the baseline are equal, as where a whole group fails, s is 1: the advantage
+    of a peer's reward is then in units of reward.
   """
   unit_P1 = SCALES[scale](baseline.moments_P3)
   mean_P1 = baseline.mean_P1[prompts]
   difference_PG = rewards_PG - mean_P1
-  # Sums of rewards such as 0.1 are rounded; such a rest is no signal.
+  # Sums of rewards such as 0.1 are rounded; a rounding error is no signal.
   equal_PG = np.isclose(rewards_PG, mean_P1, rtol=1e-9, atol=1e-9)
   difference_PG[equal_PG] = 0.0
   if leave_one_out:
@@ -88,20 +78,27 @@ def advantages(
   return (difference_PG / unit_P1[prompts]).astype(np.float32)
 
 
-def with_advantages(
+def judged(
   group: Sequence[records.Rollout],
+  judgements: Sequence[tuple[float, records.Verdict]],
 ) -> list[records.Rollout]:
-  """The rollouts, each with the advantage of its reward in the group."""
-  rewards_1G = np.array([[rollout.reward for rollout in group]])
-  advantage_1G = advantages(rewards_1G, baseline(moments(rewards_1G)))
+  """A group with these rewards and verdicts, and GRPO's advantages of them."""
+  rewards_1G = np.array([[reward for reward, _ in judgements]])
+  advantage_1G = advantages(
+    rewards_1G, baseline(context_lib.moments(rewards_1G))
+  )
   return [
-    msgspec.structs.replace(rollout, advantage=float(advantage))
-    for rollout, advantage in zip(group, advantage_1G[0], strict=True)
+    msgspec.structs.replace(
+      rollout, reward=reward, verdict=verdict, advantage=float(advantage)
+    )
+    for rollout, (reward, verdict), advantage in zip(
+      group, judgements, advantage_1G[0], strict=True
+    )
   ]
 
 
 def all_equal(moments_P3: np.ndarray) -> np.ndarray:
-  """Where the rewards have no deviation but for rounding, bool [P, 1]."""
+  """Whether all rewards of a prompt are equal up to rounding, bool [P, 1]."""
   size_P1 = np.abs(baseline(moments_P3).mean_P1)
   return deviation(moments_P3) < _EPSILON * np.maximum(size_P1, 1.0)
 
@@ -112,7 +109,7 @@ def _unit(moments_P3, factor_P1=1.0):
 
 
 def _over_one_less(count_P1):
-  """The ratio n / (n - 1), and 1 for a single reward, which has no deviation."""
+  """The ratio n / (n - 1); 1 for a single reward, which has no deviation."""
   return count_P1 / np.maximum(count_P1 - 1, 1)
 
 
@@ -128,9 +125,9 @@ def _of_batch(moments_P3):
 # What a difference of rewards is divided by, [P, 1].
 SCALES = {
   'std': _unit,
-  # With n - 1 in the denominator: HACPO.
+  # HACPO: with n - 1 in the denominator.
   'unbiased_std': _unbiased,
-  # Of all rewards of the round, around their common mean.
+  # The deviation of all rewards of the round around their common mean.
   'batch_std': _of_batch,
   'none': lambda moments_P3: np.ones((len(moments_P3), 1)),
 }

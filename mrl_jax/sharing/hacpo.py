@@ -1,51 +1,125 @@
-"""HACPO: peers' rollouts, weighed by how able each peer is."""
+"""HACPO: capability of the policies, and what is weighed by it.
 
-from collections.abc import Sequence
-import dataclasses
+https://arxiv.org/abs/2603.02604; where the paper and its authors' code differ,
+the code.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mrl_jax.sharing import carry as carry_lib
-from mrl_jax.sharing import lesson
+from mrl_jax import records
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import grpo
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import peer_rows
+from mrl_jax.sharing import rows as rows_lib
+
+_LEAST_ACCURACY = 1e-8
+_RATIO_BOUNDS = (0.1, 10.0)
 
 
-def carry(
-  selected: Sequence[carry_lib.Selected], learner: lesson.Learner, settings
-) -> lesson.Carried:
+def remember_accuracies(
+  history: Mapping[str, Sequence[float]],
+  learner: str,
+  groups: Sequence[Sequence[records.Rollout]],
+  received: Sequence[records.Record],
+  window: int,
+) -> dict[str, list[float]]:
+  """The batch accuracies of the last rounds, this one included, by policy.
+
+  Args:
+    history: what this returned a round ago.
+    learner: the name of the policy whose memory this is.
+    groups: its own rollouts.
+    received: records of peers; their `GroupStats` tell their accuracy. A peer
+      that sent none this round keeps its last accuracies.
+    window: K, the rounds that are kept.
+  """
+  own = [rollout.success for group in groups for rollout in group]
+  counts = {learner: [len(own), sum(own)]}
+  for r in received:
+    if isinstance(r, records.GroupStats):
+      count = counts.setdefault(r.header.policy, [0, 0])
+      count[0] += r.count
+      count[1] += r.successes
+  longer = {name: list(accuracies) for name, accuracies in history.items()}
+  for name, (samples, successes) in counts.items():
+    longer.setdefault(name, []).append(successes / samples)
+  return {name: accuracies[-window:] for name, accuracies in longer.items()}
+
+
+def capability_ratios(
+  history: Mapping[str, Sequence[float]], learner: str
+) -> dict[str, float]:
+  """The learner's capability relative to that of each policy, w(k, j).
+
+    w(k, j) = clip(P_k / P_j, 0.1, 10)
+
+  with P the mean accuracy over the window (`remember_accuracies`).
+  """
+  capability = {
+    name: max(float(np.mean(accuracies)), _LEAST_ACCURACY)
+    for name, accuracies in history.items()
+  }
+  return {
+    name: float(np.clip(capability[learner] / other, *_RATIO_BOUNDS))
+    for name, other in capability.items()
+  }
+
+
+def baseline(context: context_lib.Context) -> grpo.Baseline:
+  """The mean of all rewards, each scaled to the learner's capability.
+
+    b_k = (sum over sources j of w(k, j) times the rewards of j) / n
+
+  It is the learner's own mean where b_k is above 1, the largest reward, and the
+  plain mean where all n rewards are equal. The deviation is that of the n raw
+  rewards; HACPO takes the unbiased one (`grpo.SCALES`). HACPO, sec. 3.1.
+  """
+  own_P3, peers = context.own_moments_P3, context.peer_moments
+  all_P3 = sum(peers.values(), own_P3)
+  weighted_P1 = own_P3[:, 1:2] + sum(
+    context.capability[name] * peer_P3[:, 1:2]
+    for name, peer_P3 in peers.items()
+  )
+  plain = grpo.baseline(all_P3)
+  mean_P1 = weighted_P1 / all_P3[:, :1]
+  mean_P1 = np.where(mean_P1 > 1, grpo.baseline(own_P3).mean_P1, mean_P1)
+  equal_P1 = grpo.all_equal(all_P3)
+  return grpo.Baseline(np.where(equal_P1, plain.mean_P1, mean_P1), all_P3)
+
+
+def rows(
+  groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
+) -> list[rows_lib.Row]:
   """Rows whose ratio compares mean log-probabilities a token.
 
     s = exp(mean_t log pi_k(y_t) - mean_u log pi_j(y_u))
 
-  where each mean is over the policy's own tokens of the same text: every token
-  of a row has the peer's mean as its denominator. The advantage is the
-  learner's, times w(j, k), the peer's capability relative to the learner's. A
-  peer that never told its accuracy has none; its rollouts are left out.
+  Each mean is over the policy's own tokens of the same text, so that every
+  token of a row has the peer's mean as its denominator. The advantage is the
+  learner's times w(j, k) = 1 / w(k, j), the peer's capability relative to the
+  learner's (without `hacpo.capability_weight`, times 1). Rollouts of a peer
+  that never told its accuracy are left out and counted.
 
-  HACPO, https://arxiv.org/abs/2603.02604, sec. 4.2.
-
-  Args:
-    selected: with advantages against the learner's baseline.
-    learner: who learns from them.
-    settings: `config.method`; without `hacpo.capability_weight`, w is 1.
+  HACPO, https://arxiv.org/abs/2603.02604, sec. 3.2.
   """
-  pairs, carried = carry_lib.rows(selected, learner)
-  rows, weights = [], {}
-  for row, rollout in pairs:
-    peer = rollout.header.policy
-    weight = 1.0
-    if settings.hacpo.capability_weight:
-      if peer not in learner.ratios:
-        learner.refused['unknown_capability'] += 1
+  found, weights = [], {}
+  for row, rollout in peer_rows.pairs(groups, context):
+    peer, weight = rollout.header.policy, 1.0
+    if context.settings.hacpo.capability_weight:
+      if peer not in context.capability:
+        context.log.refused['unknown_capability'] += 1
         continue
-      weight = 1 / learner.ratios[peer]
+      weight = 1 / context.capability[peer]
     weights[peer] = weight
     mean = rollout.policy_logp.mean(dtype=np.float64)
-    rows.append(
+    found.append(
       row._replace(
         old_logp=np.full(len(row.ids), mean, np.float32),
         advantage=weight * row.advantage,
       )
     )
-  return dataclasses.replace(
-    carried, rows=rows, metrics={'capability': weights}
-  )
+  context.log.metrics['capability'] = weights
+  return found

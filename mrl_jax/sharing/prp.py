@@ -1,48 +1,40 @@
 """PRP: peers' rollouts join the group, carried over by THL."""
 
 from collections.abc import Sequence
-import dataclasses
 
 import numpy as np
 
-from mrl_jax.sharing import carry as carry_lib
-from mrl_jax.sharing import lesson
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import peer_rows
+from mrl_jax.sharing import rows as rows_lib
 
 LEVELS = ('chunk', 'token')
 DENOMINATORS = ('behaviour', 'recompute')
 
 
-def carry(
-  selected: Sequence[carry_lib.Selected], learner: lesson.Learner, settings
-) -> lesson.Carried:
-  """Rows with the denominators that `config.method.prp` asks for.
+def rows(
+  groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
+) -> list[rows_lib.Row]:
+  """Rows of all rollouts, with the denominators of `config.method.prp`.
 
-  Ratios are over chunks that both vocabularies share, or over the learner's
-  tokens, with what THL carries to each. Denominators are the log-probabilities
-  of the peer (`behaviour`), or those that the learner itself gives to the text
-  before it learns (`recompute`): ratios then begin at 1 and vary little, and
-  the update is no longer that of the expected reward.
+  `level`: ratios are over chunks that both vocabularies share ('chunk'), or
+  over the learner's tokens, with the log-probability that THL assigns to each
+  ('token').
+
+  `denominators`: the log-probabilities of the peer ('behaviour'), or those of
+  the learner before it trains ('recompute'). Recomputed ratios begin at 1 and
+  vary little, but the update is no longer that of the expected reward.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts and lets the
   learner score them; both switches are our reconstruction.
-
-  Args:
-    selected: with advantages in the receiver's group.
-    learner: who learns from them.
-    settings: `config.method`.
   """
-  _, carried = carry_lib.rows(selected, learner)
-  rows = carried.rows
-  if settings.prp.level == 'token':
-    rows = [row._replace(chunk=_each(len(row.ids))) for row in rows]
-  if settings.prp.denominators == 'recompute':
-    scores = learner.score(rows)
-    rows = [
-      row._replace(old_logp=logp)
-      for row, logp in zip(rows, scores, strict=True)
+  found = peer_rows.rows(groups, context)
+  if context.settings.prp.level == 'token':
+    found = [
+      row._replace(chunk=np.arange(len(row.ids), dtype=np.int32))
+      for row in found
     ]
-  return dataclasses.replace(carried, rows=rows)
-
-
-def _each(length):
-  return np.arange(length, dtype=np.int32)
+  if context.settings.prp.denominators == 'recompute':
+    found = context.rescore(found)
+  return found

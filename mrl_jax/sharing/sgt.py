@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from mrl_jax.sharing import lesson
-from mrl_jax.sharing import offers as offers_lib
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.thl import transfer
 
-# How its terms are averaged in a mini-batch: over all prompts, so that they
-# fade as fewer are rescued, or over those that are (`batch.PEER_AVERAGES`).
+# What the NLL terms of a mini-batch are averaged over: all its prompts, so that
+# transfer fades as fewer prompts are rescued, or the rescued prompts only. The
+# values are names in `packing.PEER_AVERAGES`.
 NORMALISERS = {'batch': 'prompts', 'rescue': 'rows'}
 
 
@@ -18,46 +18,34 @@ def average(settings) -> str:
   return NORMALISERS[settings.sgt.normaliser]
 
 
-def carry(
-  chosen: Sequence[offers_lib.Offer], learner: lesson.Learner, settings
-) -> lesson.Carried:
-  """A row for each prompt, of a success drawn from those of its offers.
+def rows(
+  groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
+) -> list[rows_lib.Row]:
+  """A row for each prompt: a success drawn from those of the selected groups.
 
-  Its loss is lambda times the mean negative log-likelihood of its tokens. No
-  probability of the peer is needed, so that texts are all that cross.
+  The loss of a row is lambda (`config.method.sgt.weight`) times the mean
+  negative log-likelihood of its tokens. It needs no probability of the peer, so
+  that only texts cross.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, as re-implemented by GRAFT's
-  authors; that the success is drawn from the different ones that a peer quotes
-  (`see.outcome_texts`) is our reconstruction. One that the learner's
-  vocabulary cannot write is not drawn.
-
-  Args:
-    chosen: offers of verified successes.
-    learner: who learns from them.
-    settings: `config.method`, of which `sgt.weight` is lambda.
+  authors. Our reconstruction: the success is drawn uniformly from the different
+  ones that peers quote (`see.outcome_texts`) and that the learner's vocabulary
+  can write.
   """
-  texts, residuals = {}, {}  # Texts once each, whoever quotes them.
-  for offer in chosen:
-    residual = residuals.setdefault(offer.peer, transfer.Residual())
-    for payload in dict.fromkeys(offer.right()):
+  candidates = {}  # By prompt, ids by text: a text counts once.
+  for group in groups:
+    for payload in dict.fromkeys(group.successful_texts()):
       ids = transfer.encode(
-        payload, learner.tokenizer, learner.limits, residual
+        payload,
+        context.tokenizer,
+        context.limits,
+        context.log.residual(group.peer),
       )
       if ids is not None:
-        texts.setdefault(offer.prompt, {})[payload] = ids
-  rows = []
-  for prompt, candidates in texts.items():
-    ids = [*candidates.values()][learner.rng.integers(len(candidates))]
-    zeros = np.zeros(len(ids), np.int32)
-    rows.append(
-      lesson.Row(
-        prompt,
-        ids,
-        old_logp=zeros.astype(np.float32),
-        advantage=1.0,
-        chunk=zeros,
-        mask=np.ones(len(ids), bool),
-        weight=settings.sgt.weight,
-      )
-    )
-  return lesson.Carried(rows=rows, residuals=residuals)
+        candidates.setdefault(group.prompt, {})[payload] = ids
+  found = []
+  for prompt, by_text in candidates.items():
+    ids = [*by_text.values()][context.rng.integers(len(by_text))]
+    weight = context.settings.sgt.weight
+    found.append(rows_lib.demonstration(prompt, ids, weight))
+  return found

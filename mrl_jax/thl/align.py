@@ -1,4 +1,12 @@
-"""Alignment of two tokenizations of the same bytes."""
+"""Alignment of two tokenizations of the same bytes.
+
+For example, `= 13` as the tokens `=`, ` 13` of a sender and `= `, `1`, `3` of a
+receiver, with the byte offsets where tokens end:
+
+  sender      =| 13|        1, 4
+  receiver    = |1|3|       2, 3, 4
+  common              |     4: a single chunk, of 2 and 3 tokens
+"""
 
 import numpy as np
 
@@ -6,18 +14,18 @@ import numpy as np
 def chunks(
   a_lengths: np.ndarray, b_lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Cuts both tokenizations at the byte offsets where tokens of both end.
+  """The common-boundary chunk of every token of both tokenizations.
 
-  The common boundaries are the intersection of the two sets of end offsets;
-  chunk c lies between the c-th boundary and the one before it. A token without
+  The common boundaries are the byte offsets where tokens of both end; chunk c
+  lies between common boundary c - 1 and common boundary c. A token without
   bytes joins the chunk of the token before it; at the start, the first chunk.
 
   Args:
     a_lengths: i32 [n], bytes of each token of the first tokenization.
-    b_lengths: i32 [m], of the second, with the same sum.
+    b_lengths: i32 [m], the same of the second; their sums are equal.
 
   Returns:
-    The chunk of every token, i32 [n] and i32 [m].
+    Indices of chunks, i32 [n] and i32 [m].
 
   Raises:
     ValueError: the two do not cover the same number of bytes.
@@ -32,22 +40,22 @@ def chunks(
   return before_U[a_ends], before_U[b_ends]
 
 
-def carry_extensive(
+def project_extensive(
   trace: np.ndarray, from_lengths: np.ndarray, to_lengths: np.ndarray
 ) -> np.ndarray:
-  """Carries a trace that adds up, such as log-probabilities, across.
+  """Projects a trace that adds up, such as log-probabilities.
 
     l'_k = sum_j |I_k ∩ J_j| / |J_j| l_j
 
-  so that each byte of a token has an equal part of its value, and the sum over
+  Each byte of a token gets an equal part of its value, so that the sum over
   every chunk is conserved. The value of a token without bytes is added to the
-  token before it; at the start, to the first token that has some.
+  token before it; at the start, to the first token with bytes.
 
   Args:
-    trace: [n], a value a token.
-    from_lengths: i32 [n], bytes of each token J_j; some may have none.
-    to_lengths: i32 [m], bytes of each token I_k, with the same sum; one without
-      bytes gets 0.
+    trace: [n], a value for each sender token.
+    from_lengths: i32 [n], bytes of each sender token J_j, which may be 0.
+    to_lengths: i32 [m], bytes of each receiver token I_k, with the same sum; a
+      token without bytes gets the value 0.
 
   Returns:
     f64 [m].
@@ -58,7 +66,7 @@ def carry_extensive(
   from_ends, to_ends = _ends(from_lengths, to_lengths)
   if not from_lengths.all():
     full = np.flatnonzero(from_lengths)
-    trace = np.bincount(_holder(from_lengths), trace, len(trace))[full]
+    trace = np.bincount(_owner(from_lengths), trace, len(trace))[full]
     from_ends = from_ends[full]
   sums = np.cumsum(trace, dtype=np.float64)
   at_ends = np.interp(
@@ -67,78 +75,79 @@ def carry_extensive(
   return np.diff(at_ends, prepend=0.0)
 
 
-def carry_intensive(
+def project_intensive(
   trace: np.ndarray, from_lengths: np.ndarray, to_lengths: np.ndarray
 ) -> np.ndarray:
-  """Carries a trace that does not add up, such as advantages or values, across.
+  """Projects a trace that does not add up, such as advantages or values.
 
     l'_k = sum_j |I_k ∩ J_j| / |I_k| l_j
 
-  the mean over the bytes of the receiver's token, which lies between the least
-  and the greatest of the values there. The value of a sender's token without
-  bytes has no weight. A receiver's token without bytes gets the value of the
-  token before it; at the start, of the first token that has some.
+  This is the mean over the bytes of the receiver token, between the smallest and
+  the largest value there. The value of a sender token without bytes has no
+  weight. A receiver token without bytes gets the value of the token before it;
+  at the start, of the first token with bytes.
 
   Args:
-    trace: [n], a value a token.
-    from_lengths: i32 [n], bytes of each token J_j; some may have none.
-    to_lengths: i32 [m], bytes of each token I_k, with the same sum; some may
-      have none.
+    trace: [n], a value for each sender token.
+    from_lengths: i32 [n], bytes of each sender token J_j, which may be 0.
+    to_lengths: i32 [m], bytes of each receiver token I_k, with the same sum.
 
   Returns:
-    f64 [m]; 0 where there are no bytes at all.
+    f64 [m]; zeros if there are no bytes at all.
 
   Raises:
     ValueError: the two do not cover the same number of bytes.
   """
-  sums = carry_extensive(trace * from_lengths, from_lengths, to_lengths)
-  return (sums / np.maximum(to_lengths, 1))[_holder(to_lengths)]
+  sums = project_extensive(trace * from_lengths, from_lengths, to_lengths)
+  return (sums / np.maximum(to_lengths, 1))[_owner(to_lengths)]
 
 
-def carry_mask(
+def project_mask(
   mask: np.ndarray, from_lengths: np.ndarray, to_lengths: np.ndarray
 ) -> np.ndarray:
-  """Carries a mask of the tokens that may be trained on across.
+  """Projects a mask, True for the tokens that may be trained on.
 
     l'_k = min_j l_j, over the j with I_k ∩ J_j not empty
 
-  so that no byte of a token that is masked is ever trained on. A sender's token
-  without bytes counts with the token that `carry_extensive` adds its value to,
-  so that no value of a masked token is trained on either. A receiver's token
-  without bytes gets what the token before it has; at the start, what the first
-  token that has some has.
+  No byte of a masked token is ever trained on. A sender token without bytes
+  counts with the token that `project_extensive` adds its value to, so that no
+  value of a masked token is trained on either. A receiver token without bytes
+  gets the mask of the token before it; at the start, of the first token with
+  bytes.
 
   Args:
     mask: bool [n].
-    from_lengths: i32 [n], bytes of each token J_j; some may have none.
-    to_lengths: i32 [m], bytes of each token I_k, with the same sum; some may
-      have none.
+    from_lengths: i32 [n], bytes of each sender token J_j, which may be 0.
+    to_lengths: i32 [m], bytes of each receiver token I_k, with the same sum.
 
   Returns:
-    bool [m]; False where there are no bytes at all.
+    bool [m]; False if there are no bytes at all.
 
   Raises:
     ValueError: the two do not cover the same number of bytes.
   """
-  if mask.all():  # As it nearly always is.
+  if mask.all():  # The usual case.
     _, to_ends = _ends(from_lengths, to_lengths)
     return np.full(len(to_lengths), to_ends[-1:] > 0)
-  masked = carry_extensive(~mask, from_lengths, to_lengths)
-  return ((masked == 0) & (to_lengths > 0))[_holder(to_lengths)]
+  masked = project_extensive(~mask, from_lengths, to_lengths)
+  return ((masked == 0) & (to_lengths > 0))[_owner(to_lengths)]
 
 
 def _ends(a_lengths, b_lengths):
-  """The byte offsets where the tokens of both end."""
+  """The byte offsets where tokens end, of both tokenizations."""
   a_bytes, b_bytes = a_lengths.sum(), b_lengths.sum()
   if a_bytes != b_bytes:
     raise ValueError(f'{a_bytes} bytes cannot be aligned with {b_bytes}')
   return np.cumsum(a_lengths), np.cumsum(b_lengths)
 
 
-def _holder(lengths):
-  """The token that has what each stands for: itself, if it has bytes.
+def _owner(lengths):
+  """Index of the token that each token's value belongs to.
 
-  Otherwise the last before it that has some; at the start, the first.
+  A token with bytes owns its value. A token without bytes belongs to the last
+  token with bytes before it; at the start, to the first one:
+
+    lengths 0 2 0 0 3  ->  1 1 1 1 4
   """
   full = np.flatnonzero(lengths)
   if not len(full):

@@ -1,4 +1,4 @@
-"""A tokenizer seen through bytes: what every one of its ids stands for."""
+"""A tokenizer seen through bytes: it knows the bytes of each of its ids."""
 
 import collections
 from collections.abc import Callable, Iterable, Sequence
@@ -20,19 +20,19 @@ _SPACE = '\u2581'  # How SentencePiece writes a space.
 _BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
 _LONE_BYTES = re.compile('([\udc80-\udcff])')
 _LONE_SURROGATE = re.compile('[\ud800-\udfff]')
-_MAX_SIZE = 2**22  # Of a vocabulary; JSON may come from anywhere.
+_MAX_SIZE = 2**22  # Largest vocabulary; JSON may come from anywhere.
 
 
 def from_json(text: str) -> 'ByteTokenizer':
-  """The tokenizer whose `to_json` gave `text`.
+  """The tokenizer that `to_json` wrote.
 
   Raises:
-    InputError: nothing did.
+    InputError: `text` is not the JSON of a tokenizer.
   """
   try:
     parts = _DECODER.decode(text)
     backend = tokenizers.Tokenizer.from_str(parts.tokenizer)
-  except Exception as error:  # tokenizers raises nothing more precise.
+  except Exception as error:  # The library raises plain exceptions.
     raise checks.InputError(f'not the JSON of a tokenizer: {error}') from error
   return ByteTokenizer(
     backend,
@@ -46,13 +46,13 @@ def from_json(text: str) -> 'ByteTokenizer':
 def load(
   path: str, size: int | None = None, stop_ids: Iterable[int] = ()
 ) -> 'ByteTokenizer':
-  """The Hugging Face tokenizer at `path`, a folder or a hub name.
+  """Loads the Hugging Face tokenizer at `path`, a folder or a hub name.
 
-  What ends a completion is read there, beside `stop_ids`. `size` is that of
+  Its stop tokens are those named there and `stop_ids`; `size` is that of
   `ByteTokenizer`.
   """
   hf = hugging_face.load_tokenizer(path)
-  # Some name a first token that they put nowhere.
+  # Some tokenizers name a bos token that they never add.
   has_bos = hf('a').input_ids[:1] == [hf.bos_token_id]
   return ByteTokenizer(
     hf.backend_tokenizer,
@@ -79,15 +79,15 @@ _DECODER = msgspec.json.Decoder(_Parts)
 class ByteTokenizer:
   """Encodes and decodes bytes, and knows the bytes of every id.
 
-  Text is untrusted: what looks like a control token in it is encoded as
-  ordinary text.
+  Text is untrusted: control tokens written in it are encoded as ordinary text.
 
   Attributes:
-    token_bytes: the bytes of each id; none for control tokens.
-    byte_length_V: i32, their number.
-    eos_id, bos_id: the end-of-sequence and, if there is one, first token.
-    stop_ids: all that end a completion, `eos_id` first.
-    fingerprint: equal for tokenizers that encode alike, and end alike.
+    token_bytes: the bytes of each id; empty for control tokens.
+    byte_length_V: i32, their lengths.
+    eos_id: the end-of-sequence token.
+    bos_id: the token that starts a sequence, or None.
+    stop_ids: all tokens that end a completion, `eos_id` first.
+    fingerprint: equal for tokenizers that encode alike and stop alike.
   """
 
   def __init__(
@@ -103,15 +103,15 @@ class ByteTokenizer:
 
     Args:
       backend: the tokenizer; it is copied.
-      eos_id: what is put at an end.
-      bos_id: what is put first, if anything is.
-      stop_ids: what ends a completion, beside `eos_id`.
-      size: the rows of the model's embedding, which may be more than there are
-        tokens; the rest have no bytes.
+      eos_id: the end-of-sequence token.
+      bos_id: the token that starts a sequence, if any.
+      stop_ids: tokens that end a completion, beside `eos_id`.
+      size: rows of the model's embedding, which may be more than there are
+        tokens; ids without a token have no bytes.
 
     Raises:
-      InputError: it is of an unknown kind, lacks one of these tokens, or has
-        more than `size`.
+      InputError: the tokenizer is of an unknown kind, lacks one of these tokens,
+        or has more than `size` tokens.
     """
     spec = json.loads(backend.to_str())
     spec.update(post_processor=None, truncation=None, padding=None)
@@ -129,15 +129,15 @@ class ByteTokenizer:
     for i in special:
       checks.require(
         0 <= i < len(pieces) and pieces[i] is not None,
-        f'the vocabulary has no token {i}, which is to be a control token',
+        f'the vocabulary has no token {i}, which is named as a control token',
       )
       checks.require(
         len(pieces[i]) > 1,
-        f'the control token {pieces[i]!r} is a single character, which cannot '
-        'be told from the same character in a text',
+        f'the control token {pieces[i]!r} is a single character and cannot be '
+        'distinguished from that character in a text',
       )
     rows = len(pieces) if size is None else size
-    # Control tokens of other uses, such as of images, may have no row.
+    # Control tokens for other uses, such as images, may have no row.
     used = {*range(len(pieces))} - special | {*self.stop_ids, bos_id} - {None}
     checks.require(
       max(used) < rows,
@@ -167,7 +167,7 @@ class ByteTokenizer:
     return len(self.token_bytes)
 
   def to_json(self) -> str:
-    """All that `from_json` needs to make the same tokenizer again."""
+    """The tokenizer as JSON, for `from_json`."""
     parts = _Parts(
       tokenizer=self._backend.to_str(),
       eos_id=self.eos_id,
@@ -191,14 +191,15 @@ class ByteTokenizer:
   def encode_chat(self, before: str, text: str, after: str) -> np.ndarray:
     """Ids (i32) of a prompt in a chat template, at the start of a sequence.
 
-    They are those that Hugging Face gives, as long as `text` neither holds a
-    control token nor completes one with what is around it. If it does, it is
-    encoded apart, so that the control tokens are always those of the template.
+    They are Hugging Face's ids, unless `text` holds a control token or completes
+    one with the text around it. In that case `text` is encoded by itself, so
+    that all control tokens are those of the template.
 
     Args:
-      before: what the template writes first; control tokens in it are such.
+      before: what the template writes before the prompt; it is trusted, and may
+        have control tokens.
       text: the prompt, which is untrusted.
-      after: what the template writes last, as `before`.
+      after: what the template writes after the prompt; trusted as `before`.
 
     Raises:
       InputError: there is half of a surrogate pair, which has no bytes.
@@ -218,9 +219,9 @@ class ByteTokenizer:
   def encode(self, payload: bytes) -> np.ndarray:
     """Ids (i32) of `payload` as the continuation of a sequence.
 
-    Bytes that are not UTF-8 become single-byte tokens where the vocabulary has
-    them. Check `decode(encode(payload)) == payload`: a normaliser or a missing
-    piece may have changed or lost some.
+    Bytes that are not UTF-8 become single-byte tokens if the vocabulary has
+    them, and are lost otherwise. A normaliser or a missing piece may change or
+    lose bytes too: check `decode(encode(payload)) == payload`.
     """
     ids = []
     text = payload.decode('utf-8', errors='surrogateescape')
@@ -239,10 +240,10 @@ class ByteTokenizer:
   def _with_controls(
     self, text: str
   ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids of `text`, and the control tokens among them with their places.
+    """Ids of `text`, and (id, offset) of the control tokens in it.
 
-    Places are those in `text`, without the white space that some control tokens
-    take before them.
+    Offsets are in characters, after the white space that some control tokens
+    absorb before them.
     """
     encoding = self._backend.encode(text, add_special_tokens=False)
     found = []
@@ -250,14 +251,15 @@ class ByteTokenizer:
       if i in self._controls:
         written = text[start:end]
         forms = written.strip(), self._normalize(written).strip()
-        # Text without a token is no control token, though it becomes one.
+        # Text that the vocabulary lacks becomes the unknown token, which may be
+        # a control token, but the text does not name it.
         if i != self._unknown_id or self._controls[i] in forms:
           found.append((i, end - len(written.lstrip())))
     return encoding.ids, found
 
   def _encode(self, encoder, normalized: str) -> list[int]:
     ids = []
-    # Cut once it is normalised: that may write what the text did not have.
+    # Cut after normalisation, which can create what the text did not have.
     for part in self._cut.split(normalized):
       ids.extend(encoder.encode(part, add_special_tokens=False).ids)
       encoder = self._continue
@@ -269,12 +271,12 @@ def _check_prompt(text: str) -> None:
   if lone:
     raise checks.InputError(
       f'character {lone.start()} of a prompt is {lone[0]!r}, half of a surrogate '
-      'pair, which has no bytes; put the character there that was meant'
+      'pair, which has no bytes; replace it by the whole character'
     )
 
 
 def _unknown_id(backend: tokenizers.Tokenizer, model: dict) -> int | None:
-  """What stands for text that the vocabulary has no token for."""
+  """The id of the token for text that the vocabulary lacks, or None."""
   if model['type'] == 'Unigram':
     return model['unk_id']
   token = model.get('unk_token')
@@ -282,10 +284,10 @@ def _unknown_id(backend: tokenizers.Tokenizer, model: dict) -> int | None:
 
 
 def _inside_any(contents: Iterable[str]) -> re.Pattern:
-  """Matches after the first character of any control token or byte piece.
+  """Matches after the first character of any of these control tokens or pieces.
 
-  Text cut there no longer holds one, neither for the list of added tokens nor
-  for the model's own vocabulary.
+  Text that is cut at every match contains none of them any more: `<eos>` is cut
+  into `<` and `eos>`, which are then encoded separately.
   """
   rests = collections.defaultdict(list)
   for content in contents:
@@ -296,7 +298,7 @@ def _inside_any(contents: Iterable[str]) -> re.Pattern:
 
 
 def _normalizer(spec: dict) -> Callable[[str], str]:
-  """The first step of a tokenizer, alone."""
+  """The normaliser of a tokenizer, alone."""
   step = json.loads(tokenizers.Tokenizer(models.BPE()).to_str())
   step['normalizer'] = spec['normalizer']
   normalizer = tokenizers.Tokenizer.from_str(json.dumps(step)).normalizer
@@ -304,15 +306,15 @@ def _normalizer(spec: dict) -> Callable[[str], str]:
 
 
 def _encoder(spec: dict) -> tokenizers.Tokenizer:
-  """The steps after the first."""
+  """A tokenizer without its normaliser."""
   return tokenizers.Tokenizer.from_str(json.dumps({**spec, 'normalizer': None}))
 
 
 def _continuation(spec: dict) -> dict:
-  """The same tokenizer for what follows other text, of which it keeps all.
+  """The tokenizer for text that continues a sequence, without loss of spaces.
 
-  Some put a space before all text, and some added tokens take the white space
-  around them.
+  Some tokenizers put a space before every text, and some added tokens absorb
+  the white space around them; here neither happens.
   """
 
   def strip(step):
@@ -342,17 +344,17 @@ def _continuation(spec: dict) -> dict:
 def _pieces(
   backend: tokenizers.Tokenizer, added: dict[int, str]
 ) -> list[str | None]:
-  """What each id is written as; None for those without a token."""
+  """The written form of each id; None for ids without a token."""
   size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-  # A tokenizer may normalise added tokens; the encoders here, that have no
-  # normaliser, look for them as they are listed.
+  # A tokenizer may normalise added tokens. The encoders of this class have no
+  # normaliser, and match added tokens as they are listed.
   return [added.get(i, backend.id_to_token(i)) for i in range(size)]
 
 
 def _piece_reader(
   decoder: dict | None, added: set[str]
 ) -> Callable[[str], bytes]:
-  """What a tokenizer's decoder makes of a piece, whatever stands around it."""
+  """Maps a piece to its bytes, as the tokenizer's decoder would."""
   steps = decoder.get('decoders', [decoder]) if decoder else []
   kinds = {step['type']: step for step in steps}
   if 'ByteLevel' in kinds:
@@ -368,15 +370,15 @@ def _piece_reader(
   if kinds.keys() == {'Fuse'}:
     return str.encode
   raise checks.InputError(
-    'bytes of ids are known for byte-level, SentencePiece-style, WordPiece and '
-    f'character tokenizers; this one decodes with {json.dumps(decoder)}'
+    'supported are byte-level, SentencePiece-style, WordPiece and character '
+    f'tokenizers; this one decodes with {json.dumps(decoder)}'
   )
 
 
 def _byte_level_bytes(
   piece: str, alphabet: dict[str, int], added: set[str]
 ) -> bytes:
-  # Added tokens are not written in the alphabet, nor are a few others.
+  # Added tokens and a few others are not written in the byte alphabet.
   if piece in added or not alphabet.keys() >= set(piece):
     return piece.encode()
   return bytes(alphabet[c] for c in piece)
@@ -390,14 +392,14 @@ def _sentencepiece_bytes(piece: str) -> bytes:
 
 
 def _wordpiece_bytes(piece: str, prefix: str) -> bytes:
-  """A word has a space before it, wherever it stands."""
+  """The first piece of a word has a space before it, wherever it is."""
   if piece.startswith(prefix):
     return piece.removeprefix(prefix).encode()
   return f' {piece}'.encode()
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-  """The character that stands for each byte in byte-level BPE (GPT-2)."""
+  """The byte of every character of byte-level BPE's alphabet (GPT-2)."""
   printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
   rest = [b for b in range(256) if b not in set(printable)]
   return {chr(b): b for b in printable} | {

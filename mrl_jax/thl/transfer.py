@@ -1,4 +1,4 @@
-"""Carries a peer's rollout into the receiver's vocabulary."""
+"""Transfers a peer's rollout into the receiver's vocabulary."""
 
 import dataclasses
 
@@ -11,12 +11,12 @@ from mrl_jax.thl import byte_tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """What a receiver takes.
+  """Which rollouts a receiver accepts.
 
   Attributes:
-    max_tokens: the longest response, in its own tokens.
-    max_residual: the largest share of its boundaries that the sender does not
-      have, e_seg; 1 takes all.
+    max_tokens: length of a response in the receiver's tokens, at most.
+    max_residual: e_seg, the share of the receiver's token boundaries that are
+      not boundaries of the sender, at most; 1 accepts all rollouts.
   """
 
   max_tokens: int
@@ -30,9 +30,9 @@ class Transferred:
   Attributes:
     ids: i32 [m], with the receiver's end-of-sequence if the peer stopped.
     behaviour_logp: f32 [m], the peer's log-probabilities at temperature 1,
-      carried as an extensive trace; their sum is conserved in every chunk.
-    mask: bool [m], the tokens that may be trained on: those that have no byte
-      of a token that the peer masked.
+      projected as an extensive trace: every chunk conserves their sum.
+    mask: bool [m], True for tokens without a byte of a token that the peer
+      masked.
     chunk: i32 [m], the common-boundary chunk of each token.
   """
 
@@ -44,16 +44,16 @@ class Transferred:
 
 @dataclasses.dataclass(kw_only=True)
 class Residual:
-  """What could not be carried, summed over the rollouts of a direction.
+  """What could not be transferred, summed over rollouts of one direction.
 
   Attributes:
-    rollouts, payload_bytes: that were offered.
-    refused, refused_bytes: those among them that were not carried, by reason.
-    specials_dropped: tokens of the sender, end-of-sequence aside, that have no
-      bytes and so left nothing in the rollouts carried.
-    sender_tokens, receiver_tokens: of the rollouts carried.
-    chunks: of the rollouts carried, by how many tokens of the sender and of
-      the receiver they have: '1:1', '1:n', 'n:1' and 'n:m'.
+    rollouts, payload_bytes: rollouts that were offered, and their bytes.
+    refused, refused_bytes: those that were not transferred, by reason.
+    specials_dropped: in transferred rollouts, sender tokens without bytes other
+      than end-of-sequence; nothing of them is left.
+    sender_tokens, receiver_tokens: tokens of transferred rollouts.
+    chunks: chunks of transferred rollouts by their numbers of sender and
+      receiver tokens: '1:1', '1:n', 'n:1' and 'n:m'.
   """
 
   rollouts: int = 0
@@ -85,7 +85,7 @@ class Residual:
 
   @property
   def segmentation_error(self) -> float:
-    """e_seg, the share of the receiver's boundaries that are not common."""
+    """e_seg, the share of the receiver's boundaries that the sender lacks."""
     if not self.receiver_tokens:
       return 0.0
     return 1 - sum(self.chunks.values()) / self.receiver_tokens
@@ -97,25 +97,24 @@ def transfer(
   limits: Limits,
   residual: Residual,
 ) -> Transferred | None:
-  """Carries `rollout` over, and enters what happened in `residual`.
+  """Transfers a rollout, and adds what was lost to `residual`.
 
-  With equal tokenizers the sampled ids are kept as they are, control tokens
-  among them. Otherwise the payload is encoded anew, and control tokens, which
-  have no bytes, are dropped and counted; end-of-sequence is an event that both
-  sides have a token for, so that the two are aligned with each other.
+  With equal tokenizers the sampled ids are kept, control tokens included.
+  Otherwise the payload is encoded anew; control tokens, which have no bytes,
+  are dropped and counted. End-of-sequence is an event for which both sides have
+  a token: those two tokens are aligned with each other.
 
   Args:
     rollout: a record of a peer without a `records.fault`.
-    receiver: the tokenizer of the policy that is to learn from it.
-    limits: what that policy takes.
+    receiver: the tokenizer of the policy that will learn from it.
+    limits: which rollouts that policy accepts.
     residual: of this direction; changed in place.
 
   Returns:
-    The rollout in the receiver's tokens, or None if it was refused because
-    its bytes could not be written in them ('round_trip'), its ids do not stand
-    for its bytes and its finish ('ids'), there is nothing in it ('empty'), it
-    became too long ('too_long') or too few of its boundaries are the sender's
-    ('residual').
+    The rollout in the receiver's tokens, or None if it is refused: its bytes
+    cannot be written in these tokens ('round_trip'), its ids do not stand for
+    its bytes and finish ('ids'), it is 'empty', 'too_long', or too many of the
+    receiver's boundaries are not the sender's ('residual').
   """
   residual.rollouts += 1
   residual.payload_bytes += len(rollout.payload)
@@ -141,10 +140,10 @@ def transfer(
       ids = np.append(ids, np.int32(receiver.eos_id))
     specials_dropped = int((sender_lengths == 0).sum())
     sender_chunk, chunk = align.chunks(sender_lengths, lengths)
-    behaviour_logp = align.carry_extensive(
+    behaviour_logp = align.project_extensive(
       rollout.policy_logp, sender_lengths, lengths
     ).astype(np.float32)
-    mask = align.carry_mask(rollout.mask, sender_lengths, lengths)
+    mask = align.project_mask(rollout.mask, sender_lengths, lengths)
   refused = _refusal(chunk, limits)
   if refused:
     residual.refuse(rollout.payload, refused)
@@ -162,10 +161,10 @@ def encode(
   limits: Limits,
   residual: Residual,
 ) -> np.ndarray | None:
-  """The tokens of a text that ended by itself, and end-of-sequence, i32 [m].
+  """The tokens of a finished text with end-of-sequence, i32 [m].
 
-  Without a sender's tokens there is nothing to align: `residual` counts the
-  text, and why it was refused, as `transfer` does; None if it was.
+  Without sender tokens there is nothing to align. `residual` counts the text as
+  `transfer` counts rollouts; returns None if it is refused.
   """
   residual.rollouts += 1
   residual.payload_bytes += len(payload)
@@ -182,10 +181,10 @@ def encode(
 
 
 def _can_be_sampled(rollout, receiver) -> bool:
-  """Whether a policy of the receiver's tokenizer can have sampled this.
+  """Whether a policy with the receiver's tokenizer can have sampled the ids.
 
-  Sampling ends with the first stop token. Another control token may stand
-  anywhere: a policy may sample one, and its payload is then silent about it.
+  Sampling ends with the first stop token. Other control tokens may be anywhere:
+  a policy may sample them, and the payload has no bytes of them.
   """
   ids = rollout.ids
   if (ids >= receiver.vocab_size).any():
@@ -200,7 +199,7 @@ def _refusal(chunk, limits) -> str | None:
     return 'empty'
   if len(chunk) > limits.max_tokens:
     return 'too_long'
-  # The last chunk is the number of boundaries in common, less one.
+  # The index of the last chunk is the number of common boundaries less one.
   if 1 - (chunk[-1] + 1) / len(chunk) > limits.max_residual:
     return 'residual'
   return None

@@ -10,43 +10,37 @@ from mrl_jax import records
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import worker as worker_lib
 
+Groups = Sequence[Sequence[records.Rollout]]
+
 
 class Sampled(NamedTuple):
-  """What a policy sampled in a round.
+  """What a policy sampled in a round."""
 
-  Attributes:
-    prompts: those that all policies share, then its own refills.
-    groups: of each prompt.
-    kept: places of those whose own groups are trained on; None is all.
-  """
-
+  # The prompts that all policies share, then the policy's own refills.
   prompts: Sequence[records.Prompt]
-  groups: Sequence[Sequence[records.Rollout]]
+  groups: Groups  # The rollouts of each prompt.
+  # Indices of the prompts whose own groups are trained on; None is all.
   kept: Sequence[int] | None = None
-
-  @property
-  def rollouts(self) -> int:
-    return sum(map(len, self.groups))
 
 
 def refill(
   job: job_lib.Job,
   worker: worker_lib.Worker,
   prompts: Sequence[records.Prompt],
-  groups: Sequence[Sequence[records.Rollout]],
+  groups: Groups,
   round: int,
   key: jax.Array,
 ) -> Sampled:
-  """Samples on until as many groups as there were prompts have both verdicts.
+  """Samples more prompts until as many groups as there were prompts are mixed.
 
   DAPO, https://arxiv.org/abs/2503.14476, sec. 3.2, with a bound on how often:
-  `sample.refills`. Peers share only the first prompts, so that what they may
-  give for those stays of use, and is not affected.
+  `sample.refills`. Peers share only the first prompts: what they give for those
+  is used, whether the policy's own group is kept or not.
   """
   if not job.config.sample.refills:
     return Sampled(prompts, groups)
   wanted, prompts, groups = len(prompts), [*prompts], [*groups]
-  kept = [p for p, group in enumerate(groups) if mixed(group)]
+  kept = [p for p, group in enumerate(groups) if is_mixed(group)]
   for i in range(job.config.sample.refills):
     if len(kept) == wanted:
       break
@@ -60,14 +54,14 @@ def refill(
       jax.random.fold_in(key, i),
       job.config.sample.temperature,
     )
-    found = worker.finish_sampling(sampling, job.judge, job.run, round)
-    kept += [len(groups) + p for p, group in enumerate(found) if mixed(group)]
+    added = worker.finish_sampling(sampling, job.run, round)
+    kept += [len(groups) + p for p, g in enumerate(added) if is_mixed(g)]
     prompts += more
-    groups += found
+    groups += added
     kept = kept[:wanted]
   return Sampled(prompts, groups, kept)
 
 
-def mixed(group: Sequence[records.Rollout]) -> bool:
-  """Whether some samples are right and some wrong."""
+def is_mixed(group: Sequence[records.Rollout]) -> bool:
+  """Whether a group has both successes and failures."""
   return 0 < sum(rollout.success for rollout in group) < len(group)

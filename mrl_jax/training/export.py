@@ -1,4 +1,4 @@
-"""From a run's checkpoint to a folder that Hugging Face's libraries load."""
+"""Exports a policy from a checkpoint to a Hugging Face folder."""
 
 import os
 
@@ -12,13 +12,12 @@ from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
 from mrl_jax import hugging_face
-from mrl_jax.architecture import ModelConfig
+from mrl_jax import workdir as workdir_lib
 from mrl_jax.models import decoder
 from mrl_jax.models import families
 from mrl_jax.models import hf_weights
 from mrl_jax.models import sharding
 from mrl_jax.thl import byte_tokenizer
-from mrl_jax.training import job
 from mrl_jax.training import pretrained
 from mrl_jax.update import checkpoint
 
@@ -35,28 +34,42 @@ def export(
   adapters: bool = False,
   shard_bytes: int = 4 * 2**30,
 ) -> int:
-  """Writes a policy as `transformers`, or its adapters as `peft`, loads it.
+  """Writes a policy for `transformers`, or its adapters for `peft`.
 
   Args:
-    workdir: of a run, finished or not.
-    name: of the policy.
-    out: a folder that is not there yet; it is there whole, or not at all.
-    rounds: those of the checkpoint; None is the newest.
-    dtype: of the weights; '' is that of the model it came from, or else of its
+    workdir: the work dir of a run, finished or not.
+    name: the policy's name.
+    out: the folder to write, which must not exist; it is written whole, or not
+      at all.
+    rounds: the rounds of the checkpoint; None is the newest.
+    dtype: of the weights; by default that of the pretrained model, or of the
       parameters.
-    adapters: only them, as PEFT writes them; otherwise they are merged.
-    shard_bytes: at most in one file of weights.
+    adapters: whether to write the adapters alone; otherwise they are merged
+      into the weights.
+    shard_bytes: size of one file of weights, at most.
 
-  Returns:
-    The rounds of the checkpoint.
-
-  Raises:
-    InputError: there is no such run, policy or checkpoint, or `out` is there.
+  Returns the rounds of the checkpoint. Raises InputError if there is no such
+  run, policy or checkpoint, or if `out` exists.
   """
   checks.require(
-    bool(out) and not os.path.lexists(out), f'--out={out} is there already'
+    bool(out) and not os.path.lexists(out), f'--out={out} exists already'
   )
-  policy, tokenizer, model = _checked(workdir, name, adapters)
+  policy, setup = _policy(workdir, name)
+  tokenizer = _tokenizer(policy, workdir, setup.tokenizers[name])
+  model = pretrained.architecture(
+    policy, byte_tokenizer.load(tokenizer).vocab_size
+  )
+  if model.lora is None:
+    checks.require(
+      not adapters, f'{name} has no adapters; leave out --adapters'
+    )
+  else:
+    weights = hugging_face.weights_folder(policy.path)
+    checks.require(
+      hf_weights.fingerprint(weights) == setup.weights[name],
+      f'the weights at {policy.path} are not those that the adapters of {name} '
+      'were trained on',
+    )
   checks.require(
     not (adapters and dtype), f'adapters stay float32; leave out dtype={dtype}'
   )
@@ -82,44 +95,24 @@ def export(
   return rounds
 
 
-def _checked(
-  workdir, name, adapters
-) -> tuple[ml_collections.ConfigDict, str, ModelConfig]:
-  """A policy's config, the path of its tokenizer, and its decoder."""
-  values = job.claimed(workdir)
-  checks.require(values is not None, f'{workdir} is not the work dir of a run')
+def _policy(
+  workdir, name
+) -> tuple[ml_collections.ConfigDict, workdir_lib.Setup]:
+  """The config of a policy that was trained in the work dir, and its setup."""
+  setup = workdir_lib.setup(workdir)
+  checks.require(setup is not None, f'{workdir} is not the work dir of a run')
+  policies = config_lib.nested(setup.config).policies
+  policy = checks.choose(name, dict(policies), 'policy')
   checks.require(
-    {job.TOKENIZERS, job.WEIGHTS} <= {*values},
-    f'{workdir} was written by an earlier version, and cannot be exported',
-  )
-  config = config_lib.nested(
-    {k: v for k, v in values.items() if k not in job.NOT_CONFIG}
-  )
-  policy = checks.choose(name, dict(config.policies), 'policy')
-  peer = config.see.peers[name]
-  checks.require(
-    not (peer.address or peer.journal),
+    not (policy.address or policy.journal),
     f'{name} was not trained in {workdir}, but is '
-    + (f'at {peer.address}' if peer.address else f'in {peer.journal}'),
+    + (f'at {policy.address}' if policy.address else f'in {policy.journal}'),
   )
-  tokenizer = _tokenizer(policy, workdir, values[job.TOKENIZERS][name])
-  rows = byte_tokenizer.load(tokenizer).vocab_size
-  model = pretrained.architecture(policy, rows)
-  checks.require(
-    model.lora is not None or not adapters,
-    f'{name} has no adapters; export it whole',
-  )
-  if model.lora is not None:
-    found = hf_weights.fingerprint(hugging_face.weights_folder(policy.path))
-    checks.require(
-      found == values[job.WEIGHTS][name],
-      f'the weights at {policy.path} are not those that {name} adapted',
-    )
-  return policy, tokenizer, model
+  return policy, setup
 
 
 def _tokenizer(policy, workdir, stored) -> str:
-  """The path of a policy's tokenizer, which may be within the work dir."""
+  """The path of a policy's tokenizer; one trained by the run is in its folder."""
   if policy.path and not policy.tokenizer.path:
     return policy.path
   inside = os.path.join(workdir, stored)
@@ -127,19 +120,19 @@ def _tokenizer(policy, workdir, stored) -> str:
 
 
 def _trained(workdir, name, model, rounds) -> tuple[nnx.State, int]:
-  """What was trained, and for how many rounds."""
+  """The trained parameters, and the rounds of their checkpoint."""
   _, params, _ = decoder.abstract(model)
   like = jax.tree.map(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
     params,
     sharding.params(params, _host(), sharding.TRAIN),
   )
-  folder = os.path.join(workdir, checkpoint.FOLDER)
+  folder = os.path.join(workdir, workdir_lib.CHECKPOINTS)
   return checkpoint.read_params(folder, rounds, name, like)
 
 
 def _host() -> Mesh:
-  """One device, so that what is exported has to fit its memory."""
+  """A mesh of one device, whose memory the model must fit."""
   return Mesh(
     np.array(jax.devices()[:1]).reshape(1, 1, 1), config_lib.MESH_AXES
   )

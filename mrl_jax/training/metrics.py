@@ -4,22 +4,16 @@ from collections.abc import Iterable, Mapping
 import json
 import os
 
+import msgspec
 import numpy as np
 import tensorboardX
 
+from mrl_jax import config as config_lib
 from mrl_jax import files
 from mrl_jax import texts
+from mrl_jax import workdir
 
-TIMING = 'timing'  # What differs from run to run is kept apart under this key.
-ROUNDS, EVALUATIONS = 'metrics.jsonl', 'evaluations.jsonl'
-
-# Between the bins in which the logs of importance ratios are counted, in nats;
-# the first and the last bin are open.
-_BIN = 0.1
-LOG_RATIO_EDGES = np.linspace(-1.95, 1.95, 40)
-_HISTOGRAM = 'log_ratio_counts'
-
-# TensorBoard has a section for each topic, and all policies in one chart.
+# TensorBoard has a section for each topic, and a chart has all policies.
 _TOPICS = {
   'learning': ('reward', 'accuracy', 'all_fail_groups', 'zero_signal_groups',
                'rows_with_signal', 'rescue_rate', 'rescued_by'),
@@ -29,75 +23,80 @@ _TOPICS = {
   'exchange': ('exchange', 'peer_records', 'peer_records_unused', 'peer_rows',
                'peer_rows_refused', 'refused'),
   'thl': ('residuals',),
-  TIMING: (TIMING,),
+  'method': ('method',),
+  'timing': ('timing',),
 }  # fmt: skip
 _TOPIC = {name: topic for topic, names in _TOPICS.items() for name in names}
-_OF_METHOD, _OF_EVALUATION = 'method', 'heldout'
 _HEADLINE = 'heldout_accuracy'
+_NOT_EVENTS = ('round', 'policy', _HEADLINE)  # The last is in evaluations.
+_HISTOGRAM = 'log_ratio_counts'
 
 
 class Writer:
-  """Writes what a run finds, for people and for TensorBoard.
+  """Writes the metrics of a run to its work dir, and events for TensorBoard.
 
-  `metrics.jsonl` has an object for each round and policy, `evaluations.jsonl`
-  one for each evaluation and policy. A run that goes on continues them.
+  `metrics.jsonl` has a line for each round and policy, `evaluations.jsonl` one
+  for each evaluation and policy. A resumed run appends to them.
   """
 
   def __init__(
     self, folder: str, rounds_done: int | None, config: Mapping[str, object]
   ):
-    """Opens the files of a work dir.
+    """Opens the files of a work dir; `config` is the flat config.
 
-    Args:
-      folder: the work dir.
-      rounds_done: of the run so far; None if it has not even begun.
-      config: its flat config, TensorBoard's hyper-parameters.
+    Lines about rounds after `rounds_done`, the rounds of the checkpoint that the
+    run resumes from, are removed: they will be written again. A run that starts
+    has None.
     """
     self._folder, self._config = folder, config
     self._done = -1 if rounds_done is None else rounds_done
-    # What was written after the checkpoint will be written again.
-    self._keep(ROUNDS, lambda row: row['round'] < self._done)
-    self._keep(EVALUATIONS, lambda row: row['rounds'] <= self._done)
+    self._keep(workdir.ROUNDS, lambda row: row['round'] < self._done)
+    self._keep(workdir.EVALUATIONS, lambda row: row['rounds'] <= self._done)
     self._events, self._accuracy, self._evaluated = {}, {}, 0
 
   def _keep(self, name, is_kept):
     path = os.path.join(self._folder, name)
     if os.path.exists(path):
-      rows = filter(is_kept, read(path))
+      rows = filter(is_kept, workdir.lines(path))
       files.write(path, ''.join(json.dumps(row) + '\n' for row in rows))
 
-  def round(self, round: int, policy: str, values: Mapping) -> None:
-    """Writes a row of a policy's round."""
-    self._append(ROUNDS, {'round': round, 'policy': policy, **values})
-    events = self._of(policy)
+  def round(self, row: workdir.Row) -> None:
+    """Writes the metrics of a policy's round."""
+    values = msgspec.to_builtins(row)
+    for sender, residual in row.residuals.items():
+      values['residuals'][sender]['segmentation_error'] = (
+        residual.segmentation_error
+      )
+    self._append(workdir.ROUNDS, values)
+    events = self._of(row.policy)
     for name, value in _leaves(values):
       first = name.partition('/')[0]
-      if first == _HEADLINE:
-        continue  # It is in the evaluation.
-      topic = _TOPIC.get(first, _OF_METHOD)
+      if first in _NOT_EVENTS:
+        continue
+      topic = _TOPIC[first]
       tag = name if first == topic else f'{topic}/{name}'
       if name.endswith(_HISTOGRAM):
-        _add_histogram(events, tag, value, round)
+        _add_histogram(events, tag, value, row.round)
       else:
-        events.add_scalar(tag, value, round)
+        events.add_scalar(tag, value, row.round)
 
-  def evaluation(self, rounds: int, policy: str, values: Mapping) -> None:
-    """Writes an evaluation of a policy after so many rounds."""
-    self._append(EVALUATIONS, {'rounds': rounds, 'policy': policy, **values})
+  def evaluation(self, evaluation: workdir.Evaluation) -> None:
+    """Writes an evaluation of a policy."""
+    self._append(workdir.EVALUATIONS, msgspec.to_builtins(evaluation))
+    policy, rounds = evaluation.policy, evaluation.rounds
     events = self._of(policy)
-    self._accuracy[policy] = values['accuracy']['all']
+    self._accuracy[policy] = evaluation.accuracy[workdir.OVERALL]
     self._evaluated = rounds
     for part in ('accuracy', 'error'):
-      for name, value in values[part].items():
+      for family, value in getattr(evaluation, part).items():
         if value is not None:
-          events.add_scalar(f'{_OF_EVALUATION}/{part}/{name}', value, rounds)
+          events.add_scalar(f'heldout/{part}/{family}', value, rounds)
     for part in ('best', 'worst'):
-      events.add_text(
-        f'completions/{part}', _markdown(values[part]), global_step=rounds
-      )
+      text = _markdown(getattr(evaluation, part))
+      events.add_text(f'completions/{part}', text, global_step=rounds)
 
   def close(self) -> None:
-    """Ends the files; the run's hyper-parameters have its last accuracies."""
+    """Closes the files; writes hyper-parameters with the last accuracies."""
     for events in self._events.values():
       events.close()
     if self._accuracy:
@@ -122,7 +121,7 @@ class Writer:
     return self._events[policy]
 
   def _place(self, name):
-    return os.path.join(self._folder, 'tensorboard', name)
+    return os.path.join(self._folder, workdir.TENSORBOARD, name)
 
 
 def _leaves(values, prefix='') -> Iterable[tuple[str, object]]:
@@ -134,29 +133,31 @@ def _leaves(values, prefix='') -> Iterable[tuple[str, object]]:
 
 
 def _add_histogram(events, tag, counts, step):
+  edges = config_lib.LOG_RATIO_EDGES
+  width = edges[1] - edges[0]
   counts = np.asarray(counts, np.float64)
-  ends = [*LOG_RATIO_EDGES, LOG_RATIO_EDGES[-1] + _BIN]
-  middles = np.array(ends) - _BIN / 2
-  there = middles[counts > 0]
+  ends = np.append(edges, edges[-1] + width)
+  middles = ends - width / 2
+  present = middles[counts > 0]
   events.add_histogram_raw(
     tag,
-    min=there.min(initial=0.0),
-    max=there.max(initial=0.0),
+    min=present.min(initial=0.0),
+    max=present.max(initial=0.0),
     num=counts.sum(),
     sum=counts @ middles,
     sum_squares=counts @ middles**2,
-    bucket_limits=ends,
+    bucket_limits=ends.tolist(),
     bucket_counts=counts,
     global_step=step,
   )
 
 
 def _markdown(completions) -> str:
-  """Each between its facts and as code, so that nothing in it is markup."""
+  """Completions as code blocks, so that nothing in them is markup."""
   return '\n\n'.join(
-    f'{c["verdict"]}, reward {c["reward"]:g}, {c["tokens"]} tokens, '
-    f'{c["logp"]:.3f} nats a token\n\n'
-    + _code(f'{c["prompt"]}\n{c["completion"]}\n[gold answer: {c["answer"]}]')
+    f'{c.verdict}, reward {c.reward:g}, {c.tokens} tokens, '
+    f'{c.logp:.3f} nats a token\n\n'
+    + _code(f'{c.prompt}\n{c.completion}\n[gold answer: {c.answer}]')
     for c in completions
   )
 
@@ -167,15 +168,3 @@ def _code(text):
 
 def _plain(value):
   return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def read(path: str) -> list[dict]:
-  """The rows of a file of lines, up to a line that a kill cut short."""
-  rows = []
-  if os.path.exists(path):
-    with open(path, encoding='utf-8') as lines:
-      for line in lines:
-        if not line.endswith('\n'):
-          break
-        rows.append(json.loads(line))
-  return rows

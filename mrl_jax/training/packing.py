@@ -1,4 +1,4 @@
-"""Packs rows into the arrays of an update."""
+"""Packs training rows into the arrays of an update."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -7,105 +7,91 @@ import math
 
 import numpy as np
 
-from mrl_jax.sharing import lesson as lesson_lib
-from mrl_jax.update import update
+from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.update import objectives
 
-# The weight of each token that is trained on, of a row with `length` of them,
-# in a mini-batch of `rows` rows and `tokens` such tokens. A policy's own
-# samples have at most `longest` tokens; a peer's response may have more. The
-# weights contain the average, so that a loss is a plain sum.
+# The averaging weight of each trained token of a row: the row has `length` such
+# tokens, its mini-batch `rows` rows with `tokens` such tokens, and a policy's
+# own samples have at most `longest` tokens (a peer's response may have more).
+# The weights contain the average, so that a loss is a plain sum.
 AGGREGATIONS = {
-  # All tokens alike: DAPO, 2503.14476, eq. 8.
+  # A mean over all tokens: DAPO, 2503.14476, eq. 8.
   'token_mean': lambda length, rows, tokens, longest: 1 / tokens,
-  # All responses alike: GRPO, 2402.03300, eq. 3.
+  # A mean over responses of their token means: GRPO, 2402.03300, eq. 3.
   'sequence_mean': lambda length, rows, tokens, longest: 1 / (rows * length),
-  # All tokens alike, whatever their number: Dr. GRPO, 2503.20783.
+  # A sum over tokens by a constant: Dr. GRPO, 2503.20783.
   'constant': lambda length, rows, tokens, longest: 1 / (rows * longest),
 }
 
-
-# The same of peers' rows, where they are averaged by themselves: SGT.
+# The same for peers' rows, if they are averaged by themselves: SGT.
 PEER_AVERAGES = {
   # Together with the policy's own rows, by `AGGREGATIONS`.
   'joint': None,
-  # Means of responses, over all prompts of the mini-batch.
+  # Token means of responses, over all prompts of the mini-batch.
   'prompts': lambda length, rows, prompts: 1 / (prompts * length),
-  # Means of responses, over those that peers gave.
+  # Token means of responses, over the peers' rows of the mini-batch.
   'rows': lambda length, rows, prompts: 1 / (rows * length),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packer:
-  """The shapes that rows are packed into.
+  """The shapes that rows are packed into, and how their tokens are averaged."""
 
-  Attributes:
-    context: C, prompt positions.
-    lengths: T, response positions, of each part. Peers' rollouts may be longer
-      in the learner's tokens than its own can be.
-    multiple: row counts are rounded up to a multiple of it, to bound the
-      number of shapes that are compiled; the mesh must divide it.
-    micro_rows: the most rows in a micro-batch, a multiple of `multiple`.
-    mini_batches: updates a round.
-    aggregation: a name in `AGGREGATIONS`.
-    peer_average: a name in `PEER_AVERAGES`.
-    keep_all: whether rows of zero advantage have a gradient too, from a KL
-      penalty or an entropy bonus.
-    reference: whether rows have log-probabilities of a reference policy.
-  """
-
-  context: int
+  context: int  # C, prompt positions.
+  # T, response positions, of 'own' and of 'peer' rows: a peer's response may be
+  # longer in the learner's tokens than its own can be.
   lengths: Mapping[str, int]
+  # Row counts are rounded up to a multiple of it, to bound the number of shapes
+  # that are compiled; the mesh must divide it.
   multiple: int
-  micro_rows: int
-  mini_batches: int
-  aggregation: str
-  peer_average: str = 'joint'
+  micro_rows: int  # The most rows in a micro-batch, a multiple of `multiple`.
+  mini_batches: int  # Updates a round.
+  aggregation: str  # A name in `AGGREGATIONS`.
+  peer_average: str = 'joint'  # A name in `PEER_AVERAGES`.
+  # Whether own rows of zero advantage have a gradient too, from a KL penalty or
+  # an entropy bonus.
   keep_all: bool = False
-  reference: bool = False
+  reference: bool = False  # Whether rows have a reference's log-probabilities.
 
   def mini_batch_parts(
-    self, prompt_ids: Sequence[np.ndarray], lesson: lesson_lib.Lesson
-  ) -> list[dict[str, update.Rows]]:
-    """The parts of every mini-batch; a prompt's rows stay together.
+    self, prompt_ids: Sequence[np.ndarray], batch: rows_lib.Batch
+  ) -> list[dict[str, objectives.PackedRows]]:
+    """Packs own and peer rows of every mini-batch.
 
-    Prompts are taken in the lesson's order. Rows that have no gradient are left
-    out, and counted in the weights of the others: of zero advantage (unless
-    `keep_all`), of zero weight, or with every token masked.
+    Prompts are taken in the order of the batch; the rows of a prompt stay
+    together. Rows without gradient are not packed, but still count in the
+    average: rows of zero advantage (unless `keep_all`), of zero weight, or with
+    every token masked.
     """
-    place = {prompt: i for i, prompt in enumerate(lesson.order)}
-
-    def of_mini_batch(rows, m):
-      return [
-        r
-        for r in rows
-        if place[r.prompt] * self.mini_batches // len(place) == m
-      ]
-
+    mini_batch = {  # By prompt.
+      prompt: i * self.mini_batches // len(batch.order)
+      for i, prompt in enumerate(batch.order)
+    }
     return [
       self._weigh_and_pack(
         prompt_ids,
-        of_mini_batch(lesson.own, m),
-        of_mini_batch(lesson.peer, m),
+        [row for row in batch.own if mini_batch[row.prompt] == m],
+        [row for row in batch.peer if mini_batch[row.prompt] == m],
         m,
       )
       for m in range(self.mini_batches)
     ]
 
   def _weigh_and_pack(self, prompt_ids, own, peer, m):
-    prompts = len({row.prompt for row in (*own, *peer)})
     joint = self.peer_average == 'joint'
     lengths = [_trained(row) for row in ((*own, *peer) if joint else own)]
-    own_weight = functools.partial(
+    own_weight = peer_weight = functools.partial(
       AGGREGATIONS[self.aggregation],
       rows=len(lengths),
       tokens=sum(lengths),
       longest=self.lengths['own'],
     )
-    peer_weight = own_weight
     if not joint:
       peer_weight = functools.partial(
-        PEER_AVERAGES[self.peer_average], rows=len(peer), prompts=prompts
+        PEER_AVERAGES[self.peer_average],
+        rows=len(peer),
+        prompts=len({row.prompt for row in (*own, *peer)}),
       )
     packed = {}
     for name, rows, weight in (
@@ -113,11 +99,11 @@ class Packer:
       ('peer', peer, peer_weight),
     ):
       live = [
-        (r, weight(_trained(r)))
-        for r in rows
-        if (r.advantage or (self.keep_all and name == 'own'))
-        and _trained(r)
-        and np.any(r.weight)
+        (row, weight(_trained(row)))
+        for row in rows
+        if (row.advantage or (self.keep_all and name == 'own'))
+        and _trained(row)
+        and np.any(row.weight)
       ]
       if live or name == 'own':  # An update without signal is still a step.
         packed[name] = self.pack(prompt_ids, live, self.lengths[name], m)
@@ -126,59 +112,56 @@ class Packer:
   def pack(
     self,
     prompt_ids: Sequence[np.ndarray],
-    weighed: Sequence[tuple[lesson_lib.Row, float]],
+    weighed: Sequence[tuple[rows_lib.Row, float]],
     length: int,
     mini_batch: int = 0,
-  ) -> update.Rows:
-    """Pads rows, each with the weight of its tokens, to micro-batches.
+  ) -> objectives.PackedRows:
+    """Pads rows into stacked micro-batches.
+
+    With C = 3 and T = 4, the prompt [5, 6] and the response [7, 8, 0]:
+
+      tokens_BS  0 5 6 7 8 0 0      valid_BS  0 1 1 1 1 1 0
 
     Args:
-      prompt_ids: of every prompt of the round.
-      weighed: rows, and what averages the tokens of each.
+      prompt_ids: i32 token ids of every prompt of the round.
+      weighed: rows, and the averaging weight of the tokens of each.
       length: T, response positions.
-      mini_batch: which of the round they are for.
+      mini_batch: index of their mini-batch in the round.
     """
     size = max(1, math.ceil(len(weighed) / self.multiple)) * self.multiple
     if size > self.micro_rows:
       size = math.ceil(size / self.micro_rows) * self.micro_rows
-    slots = self.context + length
-    tokens_BS = np.zeros((size, slots), np.int32)
-    valid_BS = np.zeros((size, slots), bool)
-    old_logp_BT = np.zeros((size, length), np.float32)
-    weight_BT = np.zeros((size, length), np.float32)
-    advantage_B1 = np.zeros((size, 1), np.float32)
-    chunk_BT = np.zeros((size, length), np.int32)
-    mask_BT = np.zeros((size, length), bool)
-    reference_logp_BT = np.zeros((size, length), np.float32)
+    arrays = {
+      'tokens_BS': np.zeros((size, self.context + length), np.int32),
+      'valid_BS': np.zeros((size, self.context + length), bool),
+      'old_logp_BT': np.zeros((size, length), np.float32),
+      'advantage_B1': np.zeros((size, 1), np.float32),
+      'weight_BT': np.zeros((size, length), np.float32),
+      'mask_BT': np.zeros((size, length), bool),
+      'chunk_BT': np.zeros((size, length), np.int32),
+      'mini_batch_B1': np.full((size, 1), mini_batch, np.float32),
+    }
+    if self.reference:
+      arrays['reference_logp_BT'] = np.zeros((size, length), np.float32)
     for b, (row, weight) in enumerate(weighed):
       prompt, n = prompt_ids[row.prompt], len(row.ids)
-      tokens_BS[b, self.context - len(prompt) : self.context] = prompt
-      tokens_BS[b, self.context : self.context + n] = row.ids
-      valid_BS[b, self.context - len(prompt) : self.context + n] = True
-      old_logp_BT[b, :n] = row.old_logp
-      weight_BT[b, :n] = weight * row.weight * row.mask
-      advantage_B1[b] = row.advantage
-      chunk_BT[b, :n] = row.chunk
-      mask_BT[b, :n] = row.mask
-      if row.reference_logp is not None:
-        reference_logp_BT[b, :n] = row.reference_logp
-
-    def by_micro(x):
-      return x.reshape(-1, min(size, self.micro_rows), x.shape[1])
-
-    return update.Rows(
-      tokens_BS=by_micro(tokens_BS),
-      valid_BS=by_micro(valid_BS),
-      old_logp_BT=by_micro(old_logp_BT),
-      advantage_B1=by_micro(advantage_B1),
-      weight_BT=by_micro(weight_BT),
-      mask_BT=by_micro(mask_BT),
-      chunk_BT=by_micro(chunk_BT),
-      mini_batch_B1=by_micro(np.full((size, 1), mini_batch, np.float32)),
-      reference_logp_BT=by_micro(reference_logp_BT) if self.reference else None,
+      first = self.context - len(prompt)
+      arrays['tokens_BS'][b, first : self.context] = prompt
+      arrays['tokens_BS'][b, self.context : self.context + n] = row.ids
+      arrays['valid_BS'][b, first : self.context + n] = True
+      arrays['old_logp_BT'][b, :n] = row.old_logp
+      arrays['advantage_B1'][b] = row.advantage
+      arrays['weight_BT'][b, :n] = weight * row.weight * row.mask
+      arrays['mask_BT'][b, :n] = row.mask
+      arrays['chunk_BT'][b, :n] = row.chunk
+      if self.reference and row.reference_logp is not None:
+        arrays['reference_logp_BT'][b, :n] = row.reference_logp
+    micro = min(size, self.micro_rows)
+    return objectives.PackedRows(
+      **{n: x.reshape(-1, micro, x.shape[1]) for n, x in arrays.items()}
     )
 
 
-def _trained(row: lesson_lib.Row) -> int:
+def _trained(row: rows_lib.Row) -> int:
   """How many of a row's tokens are trained on."""
   return int(np.count_nonzero(row.mask))

@@ -1,6 +1,6 @@
-"""Who learns with whom: this process's part in the exchange, from the config."""
+"""Connects the policies of this process with their peers, from the config."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 import dataclasses
 
 import ml_collections
@@ -8,140 +8,147 @@ import ml_collections
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import records
+from mrl_jax.see import in_process
 from mrl_jax.see import inbox
 from mrl_jax.see import journal
 from mrl_jax.see import node
 from mrl_jax.see import security
 from mrl_jax.thl import byte_tokenizer
 
-Tokenizers = Mapping[str, byte_tokenizer.ByteTokenizer]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peers:
-  """Where the policies of a config are.
+  """Where the policies of a run are, and what they share.
 
-  Attributes:
-    here: those that this process trains.
-    network: those that other processes train.
-    stored: journals that stand for the rest.
-    journaled: kinds of records that the policies of this process write down.
+  peers = peers.check(config, method.kinds, tokenizers)
+  ...                                # Check the rest of the config.
+  node = peers.connect(run, folder)
   """
 
-  here: Sequence[str]
-  network: node.Network
-  stored: Mapping[str, journal.Reader]
-  journaled: frozenset[str]
+  config: ml_collections.ConfigDict
+  kinds: Collection[str]  # Of records that the run's method shares.
+  tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer]  # By policy.
+  network: security.Network  # Reaches policies that other processes train.
+  stored: Mapping[str, journal.Reader]  # Journals that replace policies.
 
+  @property
+  def here(self) -> list[str]:
+    """The policies that this process trains."""
+    elsewhere = {*self.network.addresses, *self.stored}
+    return [name for name in self.config.policies if name not in elsewhere]
 
-def check(
-  config: ml_collections.ConfigDict,
-  kinds: Collection[str],
-  tokenizers: Tokenizers,
-) -> Peers:
-  """Finds out where the policies are, and that they can be there.
+  @property
+  def journaled(self) -> frozenset[str]:
+    """The kinds of records that this process writes to its journals."""
+    journaled = {'published': self.kinds, 'all': records.KINDS, 'none': ()}
+    return frozenset(journaled[self.config.see.journal])
 
-  Args:
-    config: of the run.
-    kinds: of records that its method shares.
-    tokenizers: of all policies.
+  def connect(self, run: str, folder: str) -> node.Node:
+    """Builds the endpoints of this process's policies, and their transports.
 
-  Raises:
-    InputError: an address or a journal cannot be used.
-  """
-  see = config.see
-  network = node.Network(
-    listen=see.listen,
-    addresses={n: p.address for n, p in see.peers.items() if p.address},
-    security=security.Security(**see.tls, allow_insecure=see.allow_insecure),
-    max_bytes=see.max_message_mib * 2**20,
-  )
-  network.check()
-  stored = {
-    name: _stored(name, peer.journal, kinds, tokenizers[name])
-    for name, peer in see.peers.items()
-    if peer.journal
-  }
-  journaled = {'published': kinds, 'all': records.KINDS, 'none': ()}
-  return Peers(
-    here=[n for n in config.policies if n not in {*network.addresses, *stored}],
-    network=network,
-    stored=stored,
-    journaled=frozenset(journaled[see.journal]),
-  )
+    Policies of this process exchange records in memory. Those of other processes
+    are reached over gRPC, which is imported only if there are any. Journals
+    replace policies that nobody trains.
 
+    Args:
+      run: the fingerprint that all processes of the run have.
+      folder: where journals and received messages are written.
 
-def _stored(name, path, kinds, tokenizer) -> journal.Reader:
-  """A journal that can stand for a policy."""
-  reader = journal.Reader(path, name)
-  key, about = f'see.peers.{name}.journal', reader.about
-  lacking = {*kinds} - {*about.kinds}
-  checks.require(
-    not lacking,
-    f'{key} has no {" and no ".join(sorted(lacking))}, which this method needs; '
-    'a run with --config.see.journal=all writes records of all kinds',
-  )
-  checks.require(
-    about.tokenizer == tokenizer.fingerprint,
-    f'{key} was written with another tokenizer than policies.{name} has: '
-    f'fingerprint {about.tokenizer} there, {tokenizer.fingerprint} here',
-  )
-  return reader
-
-
-def connect(
-  config: ml_collections.ConfigDict,
-  kinds: Collection[str],
-  tokenizers: Tokenizers,
-  peers: Peers,
-  *,
-  run: str,
-  folder: str,
-) -> node.Node:
-  """The endpoints of the policies of this process.
-
-  Args:
-    config: of the run.
-    kinds: of records that its method shares.
-    tokenizers: of all policies.
-    peers: what `check` found.
-    run: the fingerprint that all processes of the run have.
-    folder: where journals are written.
-
-  Raises:
-    InputError: the address to listen on is taken.
-  """
-  see = config.see
-  known = {}
-  for name, tokenizer in tokenizers.items():
-    theirs = peers.stored[name].about.run if name in peers.stored else run
-    known[name] = inbox.Peer(
-      tokenizer.fingerprint, tokenizer.vocab_size, theirs
-    )
-  journals = {}
-  for name in peers.here if peers.journaled else ():
-    about = journal.About(
-      policy=name,
-      run=run,
-      tokenizer=known[name].tokenizer,
-      vocab_size=known[name].vocab_size,
-      kinds=tuple(sorted(peers.journaled)),
-    )
-    journals[name] = journal.Writer(folder, about, tokenizers[name].to_json())
-  return node.Node(
-    known,
-    inbox.Limits(
+    Raises:
+      InputError: the address to listen on cannot be used.
+    """
+    see = self.config.see
+    listens_to = config_lib.listens_to(self.config.policies)
+    limits = inbox.Limits(
       records=see.capacity_records,
       bytes=see.capacity_mib * 2**20,
       max_staleness=see.max_staleness,
       block_s=see.block_s,
       wait_s=see.wait_s,
-    ),
-    kinds,
-    listens_to=config_lib.listens_to(config.policies),
-    run=run,
-    network=peers.network,
-    stored=peers.stored,
-    journals=journals,
-    folder=folder,
+    )
+    known = {
+      name: inbox.Peer(
+        tokenizer=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        run=self.stored[name].about.run if name in self.stored else run,
+      )
+      for name, tokenizer in self.tokenizers.items()
+    }
+    inboxes = {
+      name: inbox.Inbox(
+        name, {n: p for n, p in known.items() if n in listens_to[name]}, limits
+      )
+      for name in self.here
+    }
+    journals = {}
+    for name in self.here if self.journaled else ():
+      about = journal.About(
+        policy=name,
+        kinds=tuple(sorted(self.journaled)),
+        **known[name]._asdict(),
+      )
+      journals[name] = journal.Writer(
+        folder, about, self.tokenizers[name].to_json()
+      )
+    transports = [
+      in_process.Transport(inboxes),
+      journal.Transport(inboxes, self.stored, self.kinds),
+    ]
+    if self.network.addresses and self.kinds:  # Without kinds nothing is sent.
+      from mrl_jax.see import rpc
+
+      transports.append(
+        rpc.Transport(inboxes, self.network, listens_to, limits, run, folder)
+      )
+    return node.Node(inboxes, transports, self.kinds, journals)
+
+
+def check(
+  config: ml_collections.ConfigDict,
+  kinds: Collection[str],
+  tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer],
+) -> Peers:
+  """Resolves and validates where each policy is.
+
+  Raises:
+    InputError: an address or a journal cannot be used.
+  """
+  see, policies = config.see, config.policies
+  network = security.Network(
+    listen=see.listen,
+    addresses={n: p.address for n, p in policies.items() if p.address},
+    max_bytes=see.max_message_mib * 2**20,
+    allow_insecure=see.allow_insecure,
+    **see.tls,
   )
+  network.check()
+  stored = {
+    name: _open_journal(name, policy.journal, kinds, tokenizers[name])
+    for name, policy in policies.items()
+    if policy.journal
+  }
+  return Peers(
+    config=config,
+    kinds=kinds,
+    tokenizers=tokenizers,
+    network=network,
+    stored=stored,
+  )
+
+
+def _open_journal(policy, path, kinds, tokenizer) -> journal.Reader:
+  """Opens a journal, and requires that it can replace the policy."""
+  reader = journal.Reader(path, policy)
+  key, about = f'policies.{policy}.journal', reader.about
+  missing = {*kinds} - {*about.kinds}
+  checks.require(
+    not missing,
+    f'{key} has no {" and no ".join(sorted(missing))}, which this method needs; '
+    'a run with --config.see.journal=all writes records of all kinds',
+  )
+  checks.require(
+    about.tokenizer == tokenizer.fingerprint,
+    f'{key} was written with another tokenizer than policies.{policy} has: '
+    f'fingerprint {about.tokenizer} there, {tokenizer.fingerprint} here',
+  )
+  return reader

@@ -1,4 +1,4 @@
-"""The parameters that policies start from: imported, or random."""
+"""The parameters that policies start from: imported or random."""
 
 from collections.abc import Callable, Mapping
 import time
@@ -22,14 +22,9 @@ from mrl_jax.training import worker as worker_lib
 def architecture(
   policy: ml_collections.ConfigDict, vocab_size: int
 ) -> ModelConfig:
-  """The decoder of a policy: that of its path, or of its own sizes.
+  """The architecture of a policy: of the model at its path, or of its sizes.
 
-  Args:
-    policy: its config.
-    vocab_size: of its tokenizer, for one that starts from nothing.
-
-  Raises:
-    InputError: the model at its path is not one that the decoder computes.
+  Raises InputError if the decoder cannot compute the model at the path.
   """
   fields = {key: policy.model[key] for key in ('dtype', 'param_dtype', 'remat')}
   if policy.lora.rank:
@@ -37,17 +32,15 @@ def architecture(
   if policy.path:
     values = hugging_face.load_config(policy.path)
     return families.from_hugging_face(values, **fields)
-  sizes = {**policy.model, **fields}
-  return families.build(vocab_size=vocab_size, **sizes)
+  return families.build(vocab_size=vocab_size, **{**policy.model, **fields})
 
 
 def check(
   policies: ml_collections.ConfigDict, models: Mapping[str, ModelConfig]
 ) -> dict[str, str]:
-  """The fingerprints of the weights of policies that have a path.
+  """Checks pretrained weights; returns their fingerprints by policy.
 
-  Raises:
-    InputError: the weights at a path are not those of its model.
+  Raises InputError if the weights at a path do not fit the model there.
   """
   folders = {
     name: hugging_face.weights_folder(policies[name].path)
@@ -64,9 +57,9 @@ def freeze(
   config: ml_collections.ConfigDict,
   console: console_lib.Console,
 ) -> None:
-  """Puts under the adapters of policies what they leave as it is."""
+  """Loads the frozen base weights that sit under LoRA adapters."""
   for name, worker in workers.items():
-    if worker.model.lora is not None:
+    if worker.spec.model.lora is not None:
       worker.freeze(_import(worker, config.policies[name].path, console))
 
 
@@ -75,10 +68,10 @@ def start(
   config: ml_collections.ConfigDict,
   console: console_lib.Console,
 ) -> None:
-  """Gives policies the parameters that they train: imported, or random."""
+  """Initialises the trained parameters of policies: imported, or random."""
   for name, worker in workers.items():
     path = config.policies[name].path
-    imported = path and worker.model.lora is None
+    imported = path and worker.spec.model.lora is None
     worker.start_from(_import(worker, path, console) if imported else None)
 
 
@@ -88,9 +81,9 @@ def read(
   mesh: Mesh,
   advance: Callable[[int], None] = lambda n: None,
 ) -> nnx.State:
-  """The model at a path, without adapters, on a mesh.
+  """Reads the model at a path, without adapters, onto a mesh.
 
-  `advance` is told of the bytes of each tensor.
+  `advance` is called with the bytes of each tensor.
   """
   _, params, frozen = decoder.abstract(model)
   like = frozen if model.lora else params
@@ -100,7 +93,7 @@ def read(
 
 
 def _import(worker, path, console) -> nnx.State:
-  """Reads a policy's model, and shows how far it is."""
+  """Reads a policy's pretrained model with a progress bar."""
   total = hf_weights.num_bytes(hugging_face.weights_folder(path))
   began = time.monotonic()
   columns = (
@@ -112,7 +105,7 @@ def _import(worker, path, console) -> nnx.State:
   with progress.Progress(*columns, console=console, transient=True) as bar:
     task = bar.add_task(f'weights of {worker.name}', total=total)
     params = read(
-      path, worker.model, worker.mesh, lambda n: bar.advance(task, n)
+      path, worker.spec.model, worker.spec.mesh, lambda n: bar.advance(task, n)
     )
   seconds = time.monotonic() - began
   console.print(

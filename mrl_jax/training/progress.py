@@ -15,24 +15,20 @@ from mrl_jax.update import checkpoint
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-  """What the host remembers of a run.
+  """Results of a run so far."""
 
-  Attributes:
-    rounds: done.
-    seconds: spent, over all the times the run was started.
-    accuracy: held-out accuracy by family, of every policy, by rounds done.
-    residuals: what THL could not carry, by direction.
-    accuracies: of the last rounds, as every policy knows them of each.
-  """
-
-  rounds: int = 0
-  seconds: float = 0.0
+  rounds: int = 0  # Done.
+  seconds: float = 0.0  # Over all the times that the run was started.
+  # Held-out accuracy by rounds done, policy and family.
   accuracy: dict[int, dict[str, dict[str, float]]] = dataclasses.field(
     default_factory=dict
   )
+  # What THL could not carry, by 'sender->receiver'.
   residuals: dict[str, transfer.Residual] = dataclasses.field(
     default_factory=dict
   )
+  # Batch accuracies of the last rounds, by the policy that remembers and the
+  # policy that they are of; see `hacpo.remember_accuracies`.
   accuracies: dict[str, dict[str, list[float]]] = dataclasses.field(
     default_factory=dict
   )
@@ -41,15 +37,8 @@ class Progress:
     self, receiver: str, by_sender: Mapping[str, transfer.Residual]
   ) -> None:
     for sender, residual in by_sender.items():
-      direction = f'{sender}->{receiver}'
-      self.residuals.setdefault(direction, transfer.Residual()).add(residual)
-
-  def to_json(self) -> dict:
-    return msgspec.to_builtins(self, str_keys=True)
-
-  @classmethod
-  def from_json(cls, values: Mapping) -> 'Progress':
-    return msgspec.convert(values, cls, strict=False)
+      pair = f'{sender}->{receiver}'
+      self.residuals.setdefault(pair, transfer.Residual()).add(residual)
 
 
 def save(
@@ -57,9 +46,9 @@ def save(
   progress: Progress,
   checkpoints: checkpoint.Checkpoints,
 ) -> None:
-  """Writes down all that the rest of the run depends on."""
+  """Saves everything that the rest of the run depends on."""
   host = {
-    'progress': progress.to_json(),
+    'progress': msgspec.to_builtins(progress, str_keys=True),
     'batches': job.batches.get_state(),
     'refills': {name: b.get_state() for name, b in job.refills.items()},
     'exchange': {
@@ -80,11 +69,11 @@ def save(
 def resume(
   job: job_lib.Job, checkpoints: checkpoint.Checkpoints
 ) -> Progress | None:
-  """Puts everything back as `save` found it; None if nothing was saved."""
-  found = checkpoints.restore({n: w.state for n, w in job.workers.items()})
-  if found is None:
+  """Restores what `save` saved last; None if there is no checkpoint."""
+  restored = checkpoints.restore({n: w.state for n, w in job.workers.items()})
+  if restored is None:
     return None
-  states, host = found
+  states, host = restored
   for name, worker in job.workers.items():
     worker.state = states[name]
     worker.key = jax.random.wrap_key_data(
@@ -95,4 +84,4 @@ def resume(
     batches.set_state(host['refills'][name])
   for name, endpoint in job.endpoints.items():
     endpoint.restore(base64.b64decode(host['exchange'][name]))
-  return Progress.from_json(host['progress'])
+  return msgspec.convert(host['progress'], Progress, strict=False)

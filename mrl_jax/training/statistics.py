@@ -1,142 +1,124 @@
-"""Metrics of one policy's round."""
+"""Metrics of one policy's round: means over its rollouts, rows and updates."""
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 
 import numpy as np
 
+from mrl_jax import algorithms
 from mrl_jax import records
-from mrl_jax.sharing import lesson as lesson_lib
-from mrl_jax.training import metrics
+from mrl_jax import workdir
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import rows as rows_lib
 
 
-def of_round(
+def row(
+  policy: str,
+  round: int,
   groups: Sequence[Sequence[records.Rollout]],
-  lesson: lesson_lib.Lesson,
+  context: context_lib.Context,
+  batch: rows_lib.Batch,
   updates: Sequence[Mapping[str, np.ndarray]],
-  *,
-  rollouts: int,
-  exchanged: Mapping[str, Mapping[str, Mapping[str, int]]],
-  exchange_seconds: Mapping[str, float],
-  verified: Mapping[str, int],
-  seconds: float,
-) -> dict:
-  """Means over the policy's own rollouts, its rows and its updates.
+) -> workdir.Row:
+  """The metrics of a round, without what the exchange and the clock tell.
 
-  Args:
-    groups: the policy's own rollouts of the prompts that all share.
-    lesson: what it learnt from.
-    updates: statistics of its mini-batches.
-    rollouts: that it sampled, refills and all.
-    exchanged: `Ledger.since_last` of it.
-    exchange_seconds: `Ledger.timing` of the round.
-    verified: answers by what came of their verification, if that is counted.
-    seconds: that the round took.
+  `groups` are the policy's own rollouts of the prompts that all policies share,
+  `updates` the statistics of its mini-batches.
   """
   samples = [rollout for group in groups for rollout in group]
   success_PG = np.array([[r.success for r in group] for group in groups])
-  row = {
-    'reward': _mean(r.reward for r in samples),
-    'accuracy': float(success_PG.mean()),
-    'response_length': _mean(len(r.ids) for r in samples),
-    'stopped': _mean(r.finish == 'stop' for r in samples),
-    'entropy': -_mean(p for r in samples for p in r.policy_logp),
-    'all_fail_groups': float((~success_PG.any(1)).mean()),
-    'zero_signal_groups': _mean(_all_equal(group) for group in groups),
-    'rollouts': rollouts,
-    'rows_with_signal': _mean(r.advantage != 0 for r in lesson.own),
-    'grad_norm': _mean(u['grad_norm'] for u in updates),
-    'peer_records': lesson.peer_records,
-    'peer_records_unused': lesson.peer_records_unused,
-    'peer_rows': len(lesson.peer),
-    'peer_rows_refused': sum(
-      sum(residual.refused.values()) for residual in lesson.residuals.values()
+  log, used = context.log, len(context.peer_records)
+  return workdir.Row(
+    round=round,
+    policy=policy,
+    reward=_mean(r.reward for r in samples),
+    accuracy=float(success_PG.mean()),
+    response_length=_mean(len(r.ids) for r in samples),
+    stopped=_mean(r.finish == 'stop' for r in samples),
+    entropy=-_mean(p for r in samples for p in r.policy_logp),
+    all_fail_groups=float((~success_PG.any(1)).mean()),
+    zero_signal_groups=_mean(
+      len({r.reward for r in group}) == 1 for group in groups
     ),
-  }
-  for part in ('own', 'peer'):
-    row |= _ratios(part, updates)
-  # Before its first update a policy's ratios are those to its sampler.
-  row |= _mismatch(updates[:1])
-  row |= lesson.metrics
-  if lesson.residuals:
-    row['residuals'] = {
-      sender: {
-        **dataclasses.asdict(residual),
-        'segmentation_error': residual.segmentation_error,
-      }
-      for sender, residual in lesson.residuals.items()
-    }
-  tokens = sum(len(r.ids) for r in samples)
-  row[metrics.TIMING] = {
-    'seconds': seconds,
-    'tokens_per_second': tokens / seconds,
-    **exchange_seconds,
-  }
-  if exchanged:
-    row['exchange'] = exchanged
-  if verified:
-    row['verified'] = dict(verified)
-  return row
+    rollouts=sum(map(len, context.groups)),
+    rows_with_signal=_mean(r.advantage != 0 for r in batch.own),
+    grad_norm=_mean(u['grad_norm'] for u in updates),
+    own=_ratios(_sums('own', updates), len(updates)),
+    peer=_ratios(_sums('peer', updates), len(updates)),
+    # A correction of own rows has measured the mismatch itself.
+    mismatch=workdir.Ratios(**log.mismatch)
+    if log.mismatch
+    else _mismatch(_sums('own', updates[:1])),
+    peer_records=used,
+    peer_records_unused=len(context.received) - used,
+    peer_rows=len(batch.peer),
+    peer_rows_refused=sum(
+      sum(residual.refused.values()) for residual in log.residuals.values()
+    ),
+    refused=dict(+log.refused),
+    residuals=log.residuals,
+    method=log.metrics,
+    **algorithms.rescues(context),
+  )
 
 
-def _ratios(part, updates):
-  """Means over the tokens of a part; nothing if no row of it had a signal."""
-  total = _totals(part, updates)
-  tokens = total('tokens')
+def _sums(part, updates) -> dict[str, float | list[float]]:
+  """A part's statistics over mini-batches: sums, or maxima of 'max_...'."""
+  sums = {}
+  for update in updates:
+    for key, value in update.items():
+      if key.startswith(f'{part}/'):
+        name = key.removeprefix(f'{part}/')
+        add = np.maximum if name.startswith('max_') else np.add
+        sums[name] = add(sums.get(name, 0.0), np.asarray(value, np.float64))
+  return {name: x.tolist() for name, x in sums.items()}
+
+
+def _ratios(sums, updates: int) -> workdir.Ratios:
+  """Means over the tokens of a part; empty if no row of it had a signal."""
+  tokens = sums.get('tokens')
   if not tokens:
-    return {}
-  found = {'loss': total('loss') / len(updates)}
-  if any(f'{part}/ratio' in u for u in updates):
-    found |= {
-      'ratio': total('ratio') / tokens,
-      'ratio_second_moment': total('ratio_square') / tokens,
-      'ess_fraction': _ess_fraction(total),
-      'clip_fraction': total('clipped') / tokens,
-      'max_ratio': max(float(u.get(f'{part}/max_ratio', 0)) for u in updates),
-      'log_ratio_counts': _counts(part, updates),
-    }
-  for name in ('kl', 'logp', 'truncated'):
-    if any(f'{part}/{name}' in u for u in updates):
-      found[name] = total(name) / tokens
-  return {part: found}
+    return workdir.Ratios()
+
+  def mean(name):
+    return sums[name] / tokens if name in sums else None
+
+  return workdir.Ratios(
+    loss=sums['loss'] / updates,
+    ratio=mean('ratio'),
+    ratio_second_moment=mean('ratio_square'),
+    ess_fraction=_ess_fraction(sums) if 'ratio' in sums else None,
+    clip_fraction=mean('clipped'),
+    truncated=mean('truncated'),
+    max_ratio=sums.get('max_ratio'),
+    kl=mean('kl'),
+    logp=mean('logp'),
+    log_ratio_counts=[int(n) for n in sums.get('log_ratio_counts', ())],
+  )
 
 
-def _mismatch(first):
-  """What sampler and trainer differ in, over the tokens of the first update."""
-  total = _totals('own', first)
-  if not total('tokens'):
-    return {}
-  # Where the ratios are of whole responses, those of tokens are there too.
-  of = '_of_tokens' if any('own/ratio_of_tokens' in u for u in first) else ''
-  return {
-    'mismatch': {
-      'kl': -total(f'log_ratio{of}') / total('tokens'),
-      'max_ratio': max(float(u[f'own/max_ratio{of}']) for u in first),
-      'ess_fraction': _ess_fraction(total, of),
-    }
-  }
+def _mismatch(sums) -> workdir.Ratios:
+  """How much trainer and sampler differ, over tokens of the first update.
+
+  Before its first update a policy's ratios are those of trainer to sampler.
+  """
+  if not sums.get('tokens'):
+    return workdir.Ratios()
+  # If the objective's ratios are of sequences, it reports token ratios as well.
+  of = '_of_tokens' if 'ratio_of_tokens' in sums else ''
+  return workdir.Ratios(
+    kl=-sums[f'log_ratio{of}'] / sums['tokens'],
+    max_ratio=sums[f'max_ratio{of}'],
+    ess_fraction=_ess_fraction(sums, of),
+  )
 
 
-def _counts(part, updates) -> list[int]:
-  """Tokens by the bins of `metrics.LOG_RATIO_EDGES`."""
-  name = f'{part}/log_ratio_counts'
-  return sum(u[name] for u in updates if name in u).astype(int).tolist()
-
-
-def _totals(part, updates):
-  return lambda name: sum(float(u.get(f'{part}/{name}', 0)) for u in updates)
-
-
-def _ess_fraction(total, of='') -> float:
-  squares = total(f'ratio_square{of}') * total('tokens')
-  return total(f'ratio{of}') ** 2 / squares if squares else 0.0
-
-
-def _all_equal(group) -> bool:
-  return len({rollout.reward for rollout in group}) == 1
+def _ess_fraction(sums, of='') -> float:
+  """Effective sample size of the ratios, over the number of tokens."""
+  squares = sums[f'ratio_square{of}'] * sums['tokens']
+  return sums[f'ratio{of}'] ** 2 / squares if squares else 0.0
 
 
 def _mean(values) -> float:
-  """0 where there is nothing."""
+  """The mean, or 0 of no values."""
   values = [*values]
   return float(np.mean(values)) if values else 0.0

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Measures where the time of a run goes."""
 
 import collections
 from collections.abc import Callable, Iterator, Mapping
@@ -7,26 +7,23 @@ import time
 
 
 class Stopwatch:
-  """Seconds by phase.
+  """Seconds of the host by phase, at work or waiting for a device.
 
-      watch = Stopwatch({'verification': lambda: judge.seconds})
-      with watch('sampling'):
-        ...  # What is verified in here is not sampling.
-      watch.lap()  # {'verification': 0.1, 'sampling': 0.4, 'other': 0.02}
-
-  These are seconds of the host, at work or waiting: while it does one thing, a
-  device may be at another.
+  watch = Stopwatch({'verification': lambda: judge.seconds})
+  with watch('sampling'):
+    ...  # Time of verification in here does not count as sampling.
+  watch.lap()  # {'verification': 0.1, 'sampling': 0.4, 'other': 0.02}
   """
 
   def __init__(self, clocks: Mapping[str, Callable[[], float]]):
-    """Starts, given what has a clock of its own."""
+    """Starts; `clocks` are phases that measure their own total seconds."""
     self._clocks = clocks
     self._phases = collections.defaultdict(float)
     self._began, self._before = time.perf_counter(), self._read()
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
-    """Gives the seconds inside, less those of the clocks, to a phase."""
+    """Adds the seconds inside, less those of the clocks, to a phase."""
     began, before = time.perf_counter(), self._read()
     try:
       yield
@@ -36,7 +33,7 @@ class Stopwatch:
       self._phases[phase] += seconds - inside
 
   def lap(self) -> dict[str, float]:
-    """Seconds of all phases since the last lap; 'other' is the rest."""
+    """Returns seconds by phase since the last lap; 'other' is the rest."""
     now = time.perf_counter()
     phases = {**self._phases, **self._since(self._before)}
     phases['other'] = now - self._began - sum(phases.values())

@@ -1,6 +1,7 @@
-"""A policy at work on its own mesh: it samples, and learns."""
+"""A policy at work on its own mesh: it samples, scores and updates."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import functools
 import math
 import time
@@ -8,133 +9,85 @@ from typing import NamedTuple
 
 from flax import nnx
 import jax
-from jax.sharding import Mesh
-import msgspec
 import numpy as np
-import optax
 
 from mrl_jax import records
-from mrl_jax.architecture import ModelConfig
-from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import sharding
 from mrl_jax.rewards import functions
+from mrl_jax.rewards import judge as judge_lib
 from mrl_jax.sampling import sampler
 from mrl_jax.sharing import grpo
-from mrl_jax.sharing import lesson as lesson_lib
-from mrl_jax.thl import byte_tokenizer
-from mrl_jax.thl import transfer
-from mrl_jax.training import packing as batch
+from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.training import inputs
+from mrl_jax.training import packing
+from mrl_jax.update import objectives as objectives_lib
 from mrl_jax.update import state as state_lib
 from mrl_jax.update import update
 
 
 class Sampling(NamedTuple):
-  """Completions on their way from the device, of `size` prompts a part."""
+  """Completions that a device is working on."""
 
   prompts: Sequence[records.Prompt]
-  parts: Sequence[sampler.Samples]
+  parts: Sequence[
+    sampler.Samples
+  ]  # Of `size` prompts each; the last is padded.
   size: int
-  per_prompt: int
+  per_prompt: int  # G, samples a prompt.
   temperature: float
 
 
-def _joined(sampling: Sampling) -> sampler.Samples:
-  """The samples of all prompts in one, those of the first prompt first."""
-  rows = sampling.size * sampling.per_prompt
-  # What was missing at the end of the last part was filled up behind it.
-  parts = [
-    jax.tree.map(lambda x: x[:rows], part)
-    for part in jax.device_get(sampling.parts)
-  ]
-  return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-
-
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Worker:
-  """One policy: its tokenizer, its mesh, its state and what it compiled.
+  """One policy on its mesh: its state, and the programs it compiled.
 
-  Attributes:
-    name: of the policy.
-    model: its architecture.
-    tokenizer: its vocabulary.
-    template: what it reads around a prompt.
-    mesh: its devices.
-    optimizer: of `state`.
-    packer: the shapes that it trains on.
-    state: its `TrainState`, sharded over the mesh; only shapes until it starts.
-    frozen: the parameters that its adapters leave, where it has adapters.
-    key: the random key that all its sampling derives from.
+  `state` is the policy's `TrainState`, sharded over the mesh; it has only
+  shapes and shardings until `start_from`. `frozen` has the base weights under
+  LoRA adapters, if there are any.
   """
 
-  def __init__(
-    self,
-    name: str,
-    *,
-    model: ModelConfig,
-    tokenizer: byte_tokenizer.ByteTokenizer,
-    template: prompts_lib.Template,
-    mesh: Mesh,
-    optimizer: optax.GradientTransformation,
-    objectives: dict[str, update.Objective],
-    packer: batch.Packer,
-    logit_chunk: int,
-    mask_truncated: bool,
-    overlong_tokens: int = 0,
-    key: jax.Array,
-    entropy_weight: float = 0.0,
-    reference: bool = False,
-    sample_batch: int = 0,
-  ):
-    self.name, self.model, self.mesh = name, model, mesh
-    self.tokenizer, self.template = tokenizer, template
-    self.optimizer, self.packer = optimizer, packer
-    self._reference, self._sample_batch = reference, sample_batch
-    self.key, self._init_key = jax.random.split(key)
-    self.state = state_lib.abstract(model, optimizer, mesh, reference)
+  name: str
+  policy: inputs.PolicyInputs
+  judge: judge_lib.Judge
+  spec: state_lib.StateSpec
+  # What is maximised on each kind of rows.
+  objectives: Mapping[str, objectives_lib.Objective]
+  packer: packing.Packer
+  key: jax.Array  # The random key of all sampling.
+  logit_chunk: int  # Tokens whose logits are in memory at once.
+  sample_batch: int = 0  # Prompts sampled at a time; 0 is all of a round.
+  mask_truncated: bool = False  # Whether to mask responses that were cut off.
+
+  def __post_init__(self):
+    self.key, self._init_key = jax.random.split(self.key)
+    self.state = self.spec.abstract()
+    model, mesh = self.spec.model, self.spec.mesh
     self._cast = jax.jit(functools.partial(decoder_lib.cast, dtype=model.dtype))
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
-    self._mask_truncated = mask_truncated
-    self._overlong_tokens = overlong_tokens
     self._samplers = {}
-    self._update = update.build(
-      model,
-      optimizer,
-      mesh,
-      objectives,
-      logit_chunk,
-      entropy_weight=entropy_weight,
-      reference=reference,
-    )
-    self._score = update.build_scorer(model, mesh, logit_chunk)
+    self._update = update.build(self.spec, self.objectives, self.logit_chunk)
+    self._score = update.build_scorer(model, mesh, self.logit_chunk)
 
   def freeze(self, params: nnx.State) -> None:
-    """Puts these parameters under the adapters."""
+    """Sets the base weights that stay as they are under LoRA adapters."""
     self.frozen = params
-    # Not moved again: only adapters change.
+    # Under LoRA the base never changes, and its sampling copy stays resident.
     self._frozen_to_decode = self._to_decode(params)
 
   def _to_decode(self, params):
-    """The parameters where, and as what, they are decoded.
-
-    Those that are so already are not copied.
-    """
-    if self.model.dtype != self.model.param_dtype:
+    """The parameters in the dtype and sharding of decoding, copied if needed."""
+    if self.spec.model.dtype != self.spec.model.param_dtype:
       params = self._cast(params)
-    places = sharding.params(params, self.mesh, sharding.DECODE)
+    places = sharding.params(params, self.spec.mesh, sharding.DECODE)
     return jax.device_put(params, places)
 
   def start_from(self, params: nnx.State | None = None) -> None:
-    """Begins anew with these parameters, by default random ones."""
+    """Resets the state to these parameters, by default random ones."""
     if params is None:
-      params = state_lib.init_params(self.model, self.mesh, self._init_key)
-    self.state = state_lib.fresh(
-      params, self.model, self.optimizer, self.mesh, self._reference
-    )
-
-  def prompt_ids(self, prompt: records.Prompt) -> np.ndarray:
-    """The prompt in the policy's template and tokens, i32 [C]."""
-    return self.template.encode(self.tokenizer, prompt)
+      params = self.spec.random_params(self._init_key)
+    self.state = self.spec.fresh(params)
 
   def start_sampling(
     self,
@@ -143,22 +96,21 @@ class Worker:
     key: jax.Array,
     temperature: float,
   ) -> Sampling:
-    """Sends the prompts off to be completed; does not wait.
+    """Starts to sample completions on the device, and does not wait.
 
-    They are completed in parts of as many as fit at a time; the parts do not
-    change the completions.
-    At temperature 0 the likeliest token is taken.
+    Prompts are completed a part at a time; how they are parted does not change
+    the completions. At temperature 0 decoding is greedy.
     """
-    size = self._sample_batch or len(prompts)
+    size = self.sample_batch or len(prompts)
     draw = self._sampler(per_prompt, greedy=temperature == 0)
     params = self._to_decode(self.state.params)
     parts = []
-    with jax.set_mesh(self.mesh):
+    with jax.set_mesh(self.spec.mesh):
       for first in range(0, len(prompts), size):
         samples = draw(
           params,
           self._frozen_to_decode,
-          *self._packed_prompts(prompts[first : first + size], size),
+          *self._pack_prompts(prompts[first : first + size], size),
           key,
           np.float32(temperature),
           np.int32(first),
@@ -166,172 +118,129 @@ class Worker:
         parts.append(samples)
     return Sampling(prompts, parts, size, per_prompt, temperature)
 
-  def _packed_prompts(self, prompts, size):
-    """Left-padded prompts and what is valid of them, as many as `size`."""
-    context = self.packer.context
-    spread = self.mesh.shape['data'] * self.mesh.shape['fsdp']
+  def _pack_prompts(self, prompts, size):
+    """Left-padded prompts and their validity, of `size` rows or a few more."""
+    context, mesh = self.packer.context, self.spec.mesh
+    spread = mesh.shape['data'] * mesh.shape['fsdp']
     size = math.ceil(size / spread) * spread
     prompt_PC = np.zeros((size, context), np.int32)
     valid_PC = np.zeros((size, context), bool)
     for p, prompt in enumerate(prompts):
-      ids = self.prompt_ids(prompt)
+      ids = self.policy.prompt_ids(prompt)
       prompt_PC[p, context - len(ids) :] = ids
       valid_PC[p, context - len(ids) :] = True
     return prompt_PC, valid_PC
 
   def finish_sampling(
-    self, sampling: Sampling, judge: functions.Judge, run: str, round: int
+    self, sampling: Sampling, run: str, round: int
   ) -> list[list[records.Rollout]]:
-    """Waits for completions, and has them judged; groups of each prompt."""
-    samples = _joined(sampling)
-    version = int(self.state.step)
-    created = time.time()
-    completions = self._completions(sampling, samples)
-    judged = judge.judge_all(completions)
-    groups = []
-    for p, prompt in enumerate(sampling.prompts):
-      header = records.Header(
-        run=run,
-        round=round,
-        policy=self.name,
-        prompt=prompt.id,
-        version=version,
-        tokenizer=self.tokenizer.fingerprint,
-        created=created,
-      )
-      first = p * sampling.per_prompt
-      groups.append(
-        grpo.with_advantages(
-          [
-            self._rollout(
-              samples,
-              row,
-              msgspec.structs.replace(header, sample=row - first),
-              completions[row],
-              judged[row],
-              sampling.temperature,
-            )
-            for row in range(first, first + sampling.per_prompt)
-          ]
+    """Waits for the samples and judges them; returns a group for each prompt."""
+    prompts, per_prompt = sampling.prompts, sampling.per_prompt
+    rows = sampling.size * per_prompt
+    parts = [
+      jax.tree.map(lambda x: x[:rows], part)
+      for part in jax.device_get(sampling.parts)
+    ]
+    samples = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+    tokenizer, rollouts = self.policy.tokenizer, []
+    version, now = int(self.state.step), time.time()
+    for row in range(len(prompts) * per_prompt):
+      p, g = divmod(row, per_prompt)
+      n, stopped = samples.length_B[row], bool(samples.stopped_B[row])
+      ids = samples.tokens_BT[row, :n]
+      rollouts.append(
+        records.Rollout(
+          header=records.Header(
+            run=run,
+            round=round,
+            policy=self.name,
+            prompt=prompts[p].id,
+            sample=g,
+            version=version,
+            tokenizer=tokenizer.fingerprint,
+            created=now,
+          ),
+          payload=tokenizer.decode(ids),
+          finish='stop' if stopped else 'length',
+          ids=ids,
+          byte_lengths=tokenizer.byte_length_V[ids],
+          sampling_logp=samples.sampling_logp_BT[row, :n],
+          policy_logp=samples.policy_logp_BT[row, :n],
+          mask=np.full(n, stopped or not self.mask_truncated),
+          temperature=sampling.temperature,
+          reward=0.0,  # Until it is judged.
+          verdict='unparsable',
         )
       )
-    return groups
-
-  def _completions(self, sampling, samples):
-    """What the judge is given of each sample of a prompt."""
+    judgements = self.judge_responses(
+      prompts,
+      [
+        (row // per_prompt, r.payload, r.finish, len(r.ids))
+        for row, r in enumerate(rollouts)
+      ],
+    )
     return [
-      (
-        self.tokenizer.decode(samples.tokens_BT[row, : samples.length_B[row]]),
-        'stop' if samples.stopped_B[row] else 'length',
-        sampling.prompts[row // sampling.per_prompt].answer,
-      )
-      for row in range(len(sampling.prompts) * sampling.per_prompt)
+      grpo.judged(rollouts[i : i + per_prompt], judgements[i : i + per_prompt])
+      for i in range(0, len(rollouts), per_prompt)
     ]
 
-  def _rollout(self, samples, row, header, completion, judged, temperature):
-    n = samples.length_B[row]
-    ids = samples.tokens_BT[row, :n]
-    payload, finish, _ = completion
-    reward, verdict = self._with_penalty(judged, int(n))
-    return records.Rollout(
-      header=header,
-      payload=payload,
-      finish=finish,
-      ids=ids,
-      byte_lengths=self.tokenizer.byte_length_V[ids],
-      sampling_logp=samples.sampling_logp_BT[row, :n],
-      policy_logp=samples.policy_logp_BT[row, :n],
-      mask=np.full(n, finish == 'stop' or not self._mask_truncated),
-      temperature=temperature,
-      reward=reward,
-      verdict=verdict,
-    )
-
-  def _with_penalty(self, judged, tokens):
-    reward, verdict = judged
-    reward += functions.overlong_penalty(
-      tokens, self.packer.lengths['own'], self._overlong_tokens
-    )
-    return reward, verdict
-
   def update(
-    self, prompts: Sequence[records.Prompt], lesson: lesson_lib.Lesson
+    self, prompts: Sequence[records.Prompt], batch: rows_lib.Batch
   ) -> list[dict[str, jax.Array]]:
-    """Updates on own and peer rows, mini-batch by mini-batch.
+    """Updates the state on every mini-batch of own and peer rows.
 
-    Returns the statistics of every mini-batch, still on their way.
+    Returns the statistics of every mini-batch; the device may still be working
+    on them.
     """
-    mini_batches = self.packer.mini_batch_parts(
-      [self.prompt_ids(prompt) for prompt in prompts], lesson
-    )
+    prompt_ids = [self.policy.prompt_ids(prompt) for prompt in prompts]
     statistics = []
-    for parts in mini_batches:
-      self.state, more = self._update(self.state, parts, self.frozen)
-      statistics.append(more)
+    for parts in self.packer.mini_batch_parts(prompt_ids, batch):
+      self.state, sums = self._update(self.state, parts, self.frozen)
+      statistics.append(sums)
     return statistics
-
-  def learner(
-    self,
-    prompts: Sequence[records.Prompt],
-    judge: functions.Judge,
-    limits: transfer.Limits,
-    *,
-    rng: np.random.Generator,
-    ratios: Mapping[str, float],
-  ) -> lesson_lib.Learner:
-    """The policy as its lesson on these prompts sees it."""
-
-    def judge_rollout(prompt, rollout):
-      judged = judge(rollout.payload, rollout.finish, prompts[prompt].answer)
-      return self._with_penalty(judged, len(rollout.ids))
-
-    def verify(prompt, payload):
-      return judge(payload, 'stop', prompts[prompt].answer)[1] == 'correct'
-
-    return lesson_lib.Learner(
-      tokenizer=self.tokenizer,
-      limits=limits,
-      judge=judge_rollout,
-      verify=verify,
-      score=functools.partial(self.score, prompts),
-      rng=rng,
-      ratios=ratios,
-    )
 
   def score(
     self,
     prompts: Sequence[records.Prompt],
-    rows: Sequence[lesson_lib.Row],
+    rows: Sequence[rows_lib.Row],
     reference: bool = False,
   ) -> list[np.ndarray]:
-    """The log-probability of every row's tokens, each f32 [T].
-
-    Under the policy as it is or, with `reference`, as it began.
-    """
+    """Log-probabilities of each row by the policy or its reference, f32 [T]."""
     if not rows:
       return []
     # Own rows fit the shorter shape; peers' responses may be longer.
     longest = max(len(row.ids) for row in rows)
     length = min(n for n in self.packer.lengths.values() if n >= longest)
-    packed = self.packer.pack(
-      [self.prompt_ids(prompt) for prompt in prompts],
-      [(row, 1.0) for row in rows],
-      length,
-    )
+    prompt_ids = [self.policy.prompt_ids(prompt) for prompt in prompts]
+    weighed = [(row, 1.0) for row in rows]
+    packed = self.packer.pack(prompt_ids, weighed, length)
     params = self.state.reference if reference else self.state.params
-    with jax.set_mesh(self.mesh):
+    with jax.set_mesh(self.spec.mesh):
       logp_MBT = jax.device_get(self._score(params, self.frozen, packed))
     logp_BT = logp_MBT.reshape(-1, length)
     return [logp_BT[b, : len(row.ids)] for b, row in enumerate(rows)]
 
+  def judge_responses(
+    self,
+    prompts: Sequence[records.Prompt],
+    responses: Sequence[tuple[int, bytes, records.Finish, int]],
+  ) -> list[judge_lib.Judgement]:
+    """Judges responses to prompts; see `sharing.context.Context.judge`."""
+    return self.judge(
+      [
+        functions.completion(payload, finish, tokens, prompts[prompt])
+        for prompt, payload, finish, tokens in responses
+      ]
+    )
+
   def _sampler(self, per_prompt, greedy):
     if (per_prompt, greedy) not in self._samplers:
       self._samplers[per_prompt, greedy] = sampler.build(
-        self.model,
-        self.mesh,
+        self.spec.model,
+        self.spec.mesh,
         samples=per_prompt,
         length=self.packer.lengths['own'],
-        stop_ids=self.tokenizer.stop_ids,
+        stop_ids=self.policy.tokenizer.stop_ids,
         greedy=greedy,
       )
     return self._samplers[per_prompt, greedy]

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped."""
+"""Checkpoints: all that a run needs to resume as if it had never stopped."""
 
 from collections.abc import Mapping
 import os
@@ -10,16 +10,15 @@ from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax.update import state as state_lib
 
-FOLDER = 'checkpoints'  # In a work dir.
-_HOST = '_host'  # No policy is called this.
+_HOST = '_host'  # An item of each checkpoint; no policy has this name.
 
 
 class Checkpoints:
   """The checkpoints of a run; orbax writes each aside and renames it whole.
 
-  A step is the number of rounds done. It holds the `TrainState` of every
-  policy and, as JSON, what the host knows: data cursor, random keys, the state
-  of the exchange, and results so far.
+  The step of a checkpoint is the number of rounds done. It holds the
+  `TrainState` of every policy and, as JSON, the state of the host: data cursor,
+  random keys, the state of the exchange, and results so far.
   """
 
   def __init__(self, folder: str, keep: int):
@@ -38,7 +37,7 @@ class Checkpoints:
   ) -> int | None:
     """Starts to write a checkpoint; arrays are copied before it returns.
 
-    Returns the rounds of the checkpoint before it, which is whole by then.
+    Returns the rounds of the previous checkpoint, which is complete by then.
     """
     self._manager.wait_until_finished()
     before = self._manager.latest_step()
@@ -52,7 +51,7 @@ class Checkpoints:
   def restore(
     self, like: Mapping[str, state_lib.TrainState]
   ) -> tuple[dict[str, state_lib.TrainState], dict] | None:
-    """The newest whole checkpoint, placed as `like`; None if there is none."""
+    """Reads the newest checkpoint, sharded as `like`; None if there is none."""
     rounds = self._manager.latest_step()
     if rounds is None:
       return None
@@ -71,21 +70,17 @@ class Checkpoints:
 
 
 def read_params(folder: str, rounds: int | None, name: str, like):
-  """One policy's parameters from the checkpoints of a run, which may go on.
+  """Reads a policy's parameters from the checkpoint after `rounds` rounds.
 
   Args:
-    folder: of the checkpoints.
-    rounds: after how many; None is the newest.
-    name: of the policy.
-    like: shapes and places.
+    folder: the folder of the checkpoints of a run, which may still be going on.
+    rounds: None is the newest.
+    name: the policy's name.
+    like: shapes and shardings of the parameters.
 
-  Returns:
-    The parameters, and after how many rounds they are.
-
-  Raises:
-    InputError: there is no such checkpoint.
+  Returns the parameters, and the rounds of their checkpoint. Raises InputError
+  if there is no such checkpoint.
   """
-  # A run that goes on writes there.
   options = ocp.CheckpointManagerOptions(
     read_only=True, create=False, save_interval_steps=0, step_prefix='round'
   )
@@ -98,17 +93,14 @@ def read_params(folder: str, rounds: int | None, name: str, like):
       f'{folder} has no checkpoint of {rounds} rounds, but of '
       f'{", ".join(map(str, known))}',
     )
-    args = ocp.args.PyTreeRestore(
-      {'params': like},
-      restore_args={
-        'params': jax.tree.map(
-          lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding), like
-        )
-      },
-      partial_restore=True,
+    places = jax.tree.map(
+      lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding), like
     )
-    found = saved.restore(rounds, args=ocp.args.Composite(**{name: args}))
-  return found[name]['params'], rounds
+    args = ocp.args.PyTreeRestore(
+      {'params': like}, restore_args={'params': places}, partial_restore=True
+    )
+    restored = saved.restore(rounds, args=ocp.args.Composite(**{name: args}))
+  return restored[name]['params'], rounds
 
 
 def _abstract(x):
@@ -122,7 +114,7 @@ def save_params(path: str, params) -> None:
 
 
 def restore_params(path: str, like):
-  """Reads parameters, placed as `like`; None if they are not there."""
+  """Reads parameters, sharded as `like`; None if the folder does not exist."""
   path = os.path.abspath(path)
   if not os.path.isdir(path):
     return None

@@ -1,28 +1,67 @@
-"""What is maximised on each kind of rows: losses applied to `Rows`."""
+"""What is maximised on each kind of rows: losses applied to packed rows."""
 
+from collections.abc import Callable
+import dataclasses
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 
+from mrl_jax import config as config_lib
 from mrl_jax.losses import grpo
 from mrl_jax.losses import gspo
 from mrl_jax.losses import hacpo
 from mrl_jax.losses import kl
 from mrl_jax.losses import luffy
 from mrl_jax.losses import prp
-from mrl_jax.training import metrics
-from mrl_jax.update import update
+from mrl_jax.models import logps
 
 _MAX_LOG_RATIO = 10.0  # HACPO's bound of its ratios.
 
 
-def own(settings, ratio: str) -> update.Objective:
-  """GRPO or GSPO on the policy's own rows, less the KL penalty.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedRows:
+  """Rows of one kind, a policy's own or its peers', packed into arrays.
+
+  Stacked micro-batches have one more axis, M, in front.
+  """
+
+  tokens_BS: jax.Array  # Left-padded prompts, then right-padded responses.
+  valid_BS: jax.Array  # False at padding.
+  old_logp_BT: jax.Array  # In the denominator of ratios; 0 at padding.
+  advantage_B1: jax.Array
+  # Of each token in the loss, 0 at padding. The weights contain the averaging
+  # over the whole mini-batch, so that a plain sum over micro-batches and devices
+  # is the loss.
+  weight_BT: jax.Array
+  mask_BT: jax.Array  # False at padding, and at tokens not trained on.
+  chunk_BT: jax.Array  # Of each token, in [0, T); see `losses/prp.py`.
+  mini_batch_B1: jax.Array  # Index of the mini-batch in the round.
+  # Under the reference policy, if there is a KL penalty.
+  reference_logp_BT: jax.Array | None = None
+
+
+class Objective(NamedTuple):
+  """What is maximised on rows of one kind."""
+
+  # Maps scores of the response tokens and one micro-batch of rows to
+  # (objective_BT, statistics). Statistics are sums over tokens, or maxima if the
+  # name begins with 'max_'.
+  function: Callable[[logps.Scores, PackedRows], tuple[jax.Array, dict]]
+  reads_entropy: bool = False  # Whether it needs the entropies of the scores.
+
+
+def own(settings, ratio: str) -> Objective:
+  """GRPO or GSPO on own rows, less the KL penalty, plus the entropy bonus.
 
   Args:
     settings: `config.method`.
-    ratio: 'token', or 'sequence' for GSPO's of whole responses.
+    ratio: 'token', or 'sequence' for GSPO's ratios of whole responses.
   """
 
-  def objective(logp_BT, rows: update.Rows):
+  def objective(scores, rows):
+    logp_BT = scores.logp_BT
     if ratio == 'sequence':
       ratio_BT = gspo.sequence_ratio(logp_BT, rows.old_logp_BT, rows.mask_BT)
     else:
@@ -35,43 +74,45 @@ def own(settings, ratio: str) -> update.Objective:
       kl_BT = kl.estimate(logp_BT, rows.reference_logp_BT, settings.kl_form)
       objective_BT -= settings.kl_weight * kl_BT
       statistics['kl'] = _total(kl_BT, rows)
+    if settings.entropy_weight:
+      objective_BT += settings.entropy_weight * scores.entropy_BT
     return objective_BT, statistics
 
-  return objective
+  return Objective(objective, reads_entropy=settings.entropy_weight > 0)
 
 
-def peer_ratio(settings) -> update.Objective:
-  """PRP on peers' rows, whose ratios are by chunk and truncated."""
+def peer_ratio(settings) -> Objective:
+  """PRP on peers' rows: truncated ratios of chunks."""
 
-  def objective(logp_BT, rows: update.Rows):
+  def objective(scores, rows):
     ratio_BT = prp.chunk_ratio(
-      logp_BT, rows.old_logp_BT, rows.chunk_BT, settings.prp.max_ratio
+      scores.logp_BT, rows.old_logp_BT, rows.chunk_BT, settings.prp.max_ratio
     )
-    # Where the truncation acts: the value is that of its bound.
+    # A truncated ratio has the value of its bound, up to rounding.
     truncated_BT = ratio_BT >= settings.prp.max_ratio * (1 - 1e-6)
     objective_BT, statistics = _clipped(ratio_BT, rows, settings)
     statistics['truncated'] = _total(truncated_BT, rows)
     return objective_BT, statistics
 
-  return objective
+  return Objective(objective)
 
 
-def grafted(settings) -> update.Objective:
-  """GRAFT on peers' rows: as on own, by token, whatever own ratios are of."""
+def grafted(settings) -> Objective:
+  """GRAFT on peers' rows: GRPO's surrogate of token ratios."""
 
-  def objective(logp_BT, rows: update.Rows):
-    return _clipped(jnp.exp(logp_BT - rows.old_logp_BT), rows, settings)
+  def objective(scores, rows):
+    return _clipped(jnp.exp(scores.logp_BT - rows.old_logp_BT), rows, settings)
 
-  return objective
+  return Objective(objective)
 
 
-def stepwise(settings) -> update.Objective:
-  """HACPO on peers' rows, whose ratios are of whole responses."""
+def stepwise(settings) -> Objective:
+  """HACPO on peers' rows: ratios of whole responses, clipped stepwise."""
   bounds = settings.hacpo
 
-  def objective(logp_BT, rows: update.Rows):
+  def objective(scores, rows):
     ratio_BT = gspo.sequence_ratio(
-      logp_BT, rows.old_logp_BT, rows.mask_BT, _MAX_LOG_RATIO
+      scores.logp_BT, rows.old_logp_BT, rows.mask_BT, _MAX_LOG_RATIO
     )
     low_B1, high = jnp.full_like(rows.advantage_B1, -jnp.inf), jnp.inf
     if bounds.clip:
@@ -85,41 +126,38 @@ def stepwise(settings) -> update.Objective:
     clipped_BT = (ratio_BT < low_B1) | (ratio_BT > high)
     return objective_BT, _of_ratios(ratio_BT, clipped_BT, rows)
 
-  return objective
+  return Objective(objective)
 
 
-def shaped(settings) -> update.Objective:
+def shaped(settings) -> Objective:
   """LUFFY on peers' rows."""
 
-  def objective(logp_BT, rows: update.Rows):
-    return luffy.shaped(logp_BT, rows.advantage_B1, settings.luffy.gamma), {
-      'tokens': _total(jnp.ones_like(logp_BT), rows)
-    }
+  def objective(scores, rows):
+    objective_BT = luffy.shaped(
+      scores.logp_BT, rows.advantage_B1, settings.luffy.gamma
+    )
+    return objective_BT, {'tokens': _total(rows.mask_BT, rows)}
 
-  return objective
+  return Objective(objective)
 
 
-def nll(settings) -> update.Objective:
+def nll(settings) -> Objective:
   """SGT on peers' successes: their log-likelihood."""
   del settings
 
-  def objective(logp_BT, rows: update.Rows):
-    return logp_BT, {
-      'tokens': _total(jnp.ones_like(logp_BT), rows),
-      'logp': _total(logp_BT, rows),
-    }
+  def objective(scores, rows):
+    logp = _total(scores.logp_BT, rows)
+    return scores.logp_BT, {'tokens': _total(rows.mask_BT, rows), 'logp': logp}
 
-  return objective
+  return Objective(objective)
 
 
-def log_likelihood(logp_BT, rows: update.Rows):
-  """Supervised learning: the log-likelihood of the rows as they are."""
-  del rows
-  return logp_BT, {}
+# Supervised training: the log-likelihood of the rows.
+LOG_LIKELIHOOD = Objective(lambda scores, rows: (scores.logp_BT, {}))
 
 
 def _clipped(ratio_BT, rows, settings):
-  """The clipped surrogate, and sums over tokens that tell of the ratios."""
+  """The clipped surrogate, and statistics of its ratios."""
   clip = (settings.clip_low, settings.clip_high)
   objective_BT = grpo.clipped_surrogate(
     ratio_BT, rows.advantage_B1, *clip, settings.dual_clip
@@ -130,7 +168,7 @@ def _clipped(ratio_BT, rows, settings):
 
 def _of_ratios(ratio_BT, clipped_BT, rows):
   return {
-    'tokens': _total(jnp.ones_like(ratio_BT), rows),
+    'tokens': _total(rows.mask_BT, rows),
     **_ratios(ratio_BT, rows),
     'log_ratio_counts': _counts(jnp.log(ratio_BT), rows),
     'clipped': _total(clipped_BT, rows),
@@ -147,13 +185,18 @@ def _ratios(ratio_BT, rows, suffix=''):
 
 
 def _counts(log_ratio_BT, rows):
-  """Tokens in each of the bins between `metrics.LOG_RATIO_EDGES`."""
-  is_above_BTE = log_ratio_BT[..., None] > metrics.LOG_RATIO_EDGES[None, None]
+  """The histogram of log ratios: tokens by bin of `config.LOG_RATIO_EDGES`.
+
+  Bin e has the tokens above edge e - 1 that are not above edge e:
+
+    tokens 5, above each edge [4, 4, 1]  ->  counts [1, 0, 3, 1]
+  """
+  edges_11E = config_lib.LOG_RATIO_EDGES[None, None]
+  is_above_BTE = log_ratio_BT[..., None] > edges_11E
   above_E = jnp.sum(
     is_above_BTE, (0, 1), where=rows.mask_BT[..., None], dtype=jnp.float32
   )
-  tokens = _total(jnp.ones_like(log_ratio_BT), rows)
-  return -jnp.diff(above_E, prepend=tokens, append=0)
+  return -jnp.diff(above_E, prepend=_total(rows.mask_BT, rows), append=0)
 
 
 def _total(x_BT, rows):

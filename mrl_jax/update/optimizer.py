@@ -5,25 +5,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mrl_jax import checks
-
-_DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
-# Of the squared gradients' mean in bfloat16. It has 8 bits, and stays where it
-# is when it should move by less than half of the last one.
-_MAX_B2 = 0.99
-
 
 def build(config, steps: int) -> optax.GradientTransformation:
   """An optimizer behind a global-norm clip: linear warm-up, then cosine decay.
 
   Args:
-    config: fields of `optimizer` in `configs/base.py`.
+    config: `config.train.optimizer`, or that of the warm start.
     steps: updates in the whole run, at least 1; the decay ends with them.
-
-  Raises:
-    InputError: there is no such optimizer, or not in that dtype.
   """
-  check(config)
   warmup = min(config.warmup_steps, steps - 1)
   rate = optax.warmup_cosine_decay_schedule(
     init_value=0.0,
@@ -36,32 +25,17 @@ def build(config, steps: int) -> optax.GradientTransformation:
     optax.clip_by_global_norm(config.clip_norm),
     OPTIMIZERS[config.name](config, rate),
   )
-  return stored_as(_DTYPES[config.state_dtype], clipped)
-
-
-def check(config, key: str = 'optimizer') -> None:
-  """Refuses what `build` cannot make of the fields under `key`.
-
-  Raises:
-    InputError: the same as that of `build`.
-  """
-  checks.choose(config.name, OPTIMIZERS, f'{key}.name')
-  checks.choose(config.state_dtype, _DTYPES, f'{key}.state_dtype')
-  checks.require(
-    config.state_dtype == 'float32' or config.b2 <= _MAX_B2,
-    f'{key}.b2 = {config.b2}; in {config.state_dtype} a mean that is so slow '
-    f'stands still. Give at most {_MAX_B2}, or state_dtype = float32',
-  )
+  return stored_as(config.state_dtype, clipped)
 
 
 def stored_as(
   dtype, inner: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Computes `inner` in float32, and keeps its matrices in `dtype`.
+  """Computes `inner` in float32, and stores the matrices of its state in `dtype`.
 
-  Whatever dtype gradients and parameters have, `inner` sees them in float32,
-  and the update is float32. Vectors stay so: they are small, and among them are
-  sums over the rows of matrices. What is float32 anyway is left bit for bit.
+  Gradients and parameters of any dtype are cast to float32 for `inner`, and its
+  update is float32. Vectors of the state stay float32: they are small, and some
+  are sums over the rows of a matrix. With `dtype` float32, nothing changes.
   """
 
   def init(params):
@@ -79,17 +53,17 @@ def stored_as(
 def places(
   optimizer: optax.GradientTransformation, params, param_places, other
 ):
-  """Where each leaf of `optimizer.init(params)` lives; allocates nothing.
+  """The sharding of each leaf of `optimizer.init(params)`; allocates nothing.
 
   Args:
-    optimizer: any of which the state has trees like `params`, or parts of them.
+    optimizer: an optimizer whose state holds trees like `params`, or subtrees.
     params: arrays, or their shapes.
-    param_places: the sharding of each, in the same structure.
-    other: the sharding of all else: counts, and sums over axes.
+    param_places: the sharding of each parameter, in the same structure.
+    other: the sharding of all other leaves: counts, and sums over axes.
 
   Returns:
-    Shardings in the structure of the state. A leaf has that of the parameter of
-    the same path, if it has its shape too.
+    Shardings in the structure of the state. A leaf has the sharding of the
+    parameter whose path ends its own path, if the two have the same shape.
   """
   of_params = {
     path: (param.shape, place)
@@ -111,7 +85,7 @@ def places(
 
 
 def moment_bytes(config, params) -> float:
-  """Bytes of the optimizer's state, a parameter; allocates nothing."""
+  """Bytes of optimizer state per parameter; allocates nothing."""
   state = jax.eval_shape(build(config, steps=1).init, params)
   size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   return size / sum(x.size for x in jax.tree.leaves(params))
@@ -127,12 +101,12 @@ def _adamw(config, rate):
 def _adafactor(config, rate):
   """Adafactor (1804.04235) with the rate and the weight decay of AdamW.
 
-  The rate is not relative to the size of a parameter, so that it means what it
-  does for AdamW. There is no first moment; the second decays by the paper's own
-  schedule, and is a row and a column of a matrix.
+  The rate is not scaled by the size of a parameter, so that it means the same
+  as for AdamW. There is no first moment. The second moment of a matrix is
+  stored as a row and a column, and decays by the paper's schedule.
   """
   return optax.chain(
-    # Unlike with the paper's 128, heads of 64 are factored too.
+    # The paper's 128 would leave heads of size 64 unfactored.
     optax.scale_by_factored_rms(min_dim_size_to_factor=32),
     optax.clip_by_block_rms(1.0),
     optax.add_decayed_weights(config.weight_decay),
@@ -141,9 +115,9 @@ def _adafactor(config, rate):
 
 
 def _muon(config, rate):
-  """Muon for the hidden matrices, and AdamW for all else.
+  """Muon for the hidden matrices, and AdamW for all other parameters.
 
-  Updates are as large as those of AdamW (2502.16982), so that the rate means
+  Updates are scaled to the size of AdamW's (2502.16982), so that the rate means
   the same.
   """
   muon = optax.contrib.muon(
@@ -153,7 +127,7 @@ def _muon(config, rate):
     muon_weight_dimension_numbers=lambda params: _map(_sides, params),
     consistent_rms=0.2,
   )
-  # Its own AdamW, for what has no sides, is one with Nesterov's momentum.
+  # optax's Muon would treat the rest with an AdamW of Nesterov's momentum.
   return optax.partition(
     {'muon': muon, 'adamw': _adamw(config, rate)},
     lambda params: _map(lambda p: 'muon' if _sides(p) else 'adamw', params),
@@ -165,23 +139,24 @@ def _map(function, params: nnx.State) -> nnx.State:
 
 
 def _sides(param) -> optax.contrib.MuonDimensionNumbers | None:
-  """The inputs and outputs of a hidden matrix; None for all else.
+  """Input and output axes of a hidden matrix; None for other parameters.
 
-  It leads from 'embed' to all its other axes, or from them to it: the heads of
-  a projection are one matrix. An adapter's matrices do so with 'rank'.
+  One side is 'embed' (of an adapter, 'rank'), the other side is all other axes:
+  the heads of a projection are one matrix. For example, ('embed', 'heads',
+  'head') is a matrix from axis 0 to axes 1 and 2.
   """
   axes = param.axes
-  near = 'rank' if 'rank' in axes else 'embed'
-  if near not in axes or 'vocab' in axes or len(axes) < 2:
+  side = 'rank' if 'rank' in axes else 'embed'
+  if side not in axes or 'vocab' in axes or len(axes) < 2:
     return None
-  one = axes.index(near)
-  rest = tuple(i for i in range(len(axes)) if i != one)
-  sides = (rest, (one,)) if one else ((one,), rest)
+  axis = axes.index(side)
+  rest = tuple(i for i in range(len(axes)) if i != axis)
+  sides = (rest, (axis,)) if axis else ((axis,), rest)
   return optax.contrib.MuonDimensionNumbers(*sides)
 
 
 def _cast(tree, dtype, least_axes: int = 0):
-  """With floating arrays of at least so many axes in `dtype`."""
+  """Casts floating-point arrays with at least `least_axes` axes to `dtype`."""
 
   def cast(x):
     floating = jnp.issubdtype(x.dtype, jnp.floating)

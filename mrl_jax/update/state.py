@@ -18,90 +18,61 @@ from mrl_jax.update import optimizer as optimizer_lib
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """What an update takes and gives back.
+  """What an update takes and gives back."""
 
-  Attributes:
-    step: int32, updates done; the policy's version.
-    params: parameters by name, those that are trained.
-    opt_state: the optimizer's moments, sharded as the parameters are.
-    reference: the parameters that it began with, where a KL penalty needs them.
-  """
-
-  step: jax.Array
-  params: nnx.State
-  opt_state: optax.OptState
-  reference: nnx.State | None = None
+  step: jax.Array  # int32, number of updates so far; the policy's version.
+  params: nnx.State  # Trained parameters by name.
+  opt_state: optax.OptState  # Moments, sharded as the parameters are.
+  reference: nnx.State | None = None  # Initial parameters, for a KL penalty.
 
 
-def shardings(
-  model: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  mesh: Mesh,
-  reference: bool = False,
-) -> TrainState:
-  """Where each leaf of the state lives; allocates nothing."""
-  _, params, _ = decoder.abstract(model)
-  places = sharding.params(params, mesh, sharding.TRAIN)
-  opt_state = optimizer_lib.places(
-    optimizer, params, places, sharding.replicated(mesh)
-  )
-  return TrainState(
-    sharding.replicated(mesh), places, opt_state, places if reference else None
-  )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateSpec:
+  """What a `TrainState` consists of, and where it lives."""
 
+  model: ModelConfig
+  mesh: Mesh
+  optimizer: optax.GradientTransformation
+  reference: bool = False  # Whether the state keeps the initial parameters.
 
-def init_params(model: ModelConfig, mesh: Mesh, key: jax.Array) -> nnx.State:
-  """Random parameters to train, made shard by shard where they live."""
-  _, params, _ = decoder.abstract(model)
-  places = sharding.params(params, mesh, sharding.TRAIN)
-  return jax.jit(functools.partial(_init_params, model), out_shardings=places)(
-    key
-  )
+  @functools.cached_property
+  def _params(self) -> nnx.State:
+    return decoder.abstract(self.model)[1]
 
+  def shardings(self) -> TrainState:
+    """The sharding of every leaf of the state; allocates nothing."""
+    params = sharding.params(self._params, self.mesh, sharding.TRAIN)
+    replicated = sharding.replicated(self.mesh)
+    opt_state = optimizer_lib.places(
+      self.optimizer, self._params, params, replicated
+    )
+    reference = params if self.reference else None
+    return TrainState(replicated, params, opt_state, reference)
 
-def abstract(
-  model: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  mesh: Mesh,
-  reference: bool = False,
-) -> TrainState:
-  """The shapes of a state and where it lives, without any arrays."""
-  _, params, _ = decoder.abstract(model)
-  shapes = jax.eval_shape(
-    functools.partial(_fresh, optimizer=optimizer, reference=reference), params
-  )
-  return jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    shapes,
-    shardings(model, optimizer, mesh, reference),
-  )
+  def abstract(self) -> TrainState:
+    """Shapes and shardings of the state; allocates nothing."""
+    return jax.tree.map(
+      lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+      jax.eval_shape(self._init, self._params),
+      self.shardings(),
+    )
 
+  def random_params(self, key: jax.Array) -> nnx.State:
+    """Random trained parameters, made shard by shard where they live."""
 
-def fresh(
-  params: nnx.State,
-  model: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  mesh: Mesh,
-  reference: bool = False,
-) -> TrainState:
-  """The state of a policy that has these parameters and no updates yet.
+    def make(key):
+      return decoder.split(decoder.Decoder(self.model, nnx.Rngs(key)))[1]
 
-  With `reference` it keeps a second copy of them.
-  """
-  places = shardings(model, optimizer, mesh, reference)
-  init = functools.partial(_fresh, optimizer=optimizer, reference=reference)
-  return jax.jit(init, out_shardings=places)(params)
+    return jax.jit(make, out_shardings=self.shardings().params)(key)
 
+  def fresh(self, params: nnx.State) -> TrainState:
+    """The state of a policy with these parameters, before any update."""
+    return jax.jit(self._init, out_shardings=self.shardings())(params)
 
-def _fresh(params, *, optimizer, reference):
-  return TrainState(
-    jnp.int32(0),
-    params,
-    optimizer.init(params),
-    params if reference else None,
-  )
-
-
-def _init_params(model, key):
-  _, params, _ = decoder.split(decoder.Decoder(model, nnx.Rngs(key)))
-  return params
+  def _init(self, params):
+    return TrainState(
+      jnp.int32(0),
+      params,
+      self.optimizer.init(params),
+      params if self.reference else None,
+    )

@@ -1,6 +1,6 @@
 """One update of a policy: pure, `state, parts -> state`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 
@@ -14,102 +14,59 @@ from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder
 from mrl_jax.models import logps
 from mrl_jax.models import sharding
+from mrl_jax.update import objectives as objectives_lib
 from mrl_jax.update import state as state_lib
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
-  """Rows of one kind: a policy's own, or its peers'.
-
-  Stacked micro-batches have one more axis, M, in front.
-
-  Attributes:
-    tokens_BS: left-padded prompts, then right-padded responses.
-    valid_BS: False at padding.
-    old_logp_BT: log-probabilities under the policy that sampled; 0 at
-      padding.
-    advantage_B1: of each row.
-    weight_BT: of each token in the loss, 0 at padding. They carry the
-      averaging over the whole mini-batch, so that a plain sum over
-      micro-batches and devices is the loss.
-    mask_BT: False at padding, and at tokens that are not trained on.
-    chunk_BT: the chunk of each token, in [0, T); see `losses/prp.py`.
-    mini_batch_B1: which mini-batch of the round it is, from 0.
-    reference_logp_BT: under the reference policy, where there is one.
-  """
-
-  tokens_BS: jax.Array
-  valid_BS: jax.Array
-  old_logp_BT: jax.Array
-  advantage_B1: jax.Array
-  weight_BT: jax.Array
-  mask_BT: jax.Array
-  chunk_BT: jax.Array
-  mini_batch_B1: jax.Array
-  reference_logp_BT: jax.Array | None = None
-
-
-# (logp_BT, one micro-batch of Rows) -> (objective_BT, statistics), which are
-# sums over tokens, or maxima where the name begins with 'max_'.
-Objective = Callable[[jax.Array, Rows], tuple[jax.Array, dict]]
-
-
 def build(
-  model: ModelConfig,
-  optimizer: optax.GradientTransformation,
-  mesh: Mesh,
-  objectives: Mapping[str, Objective],
+  spec: state_lib.StateSpec,
+  objectives: Mapping[str, objectives_lib.Objective],
   logit_chunk: int,
-  *,
-  entropy_weight: float = 0.0,
-  reference: bool = False,
 ):
-  """Builds `update(state, parts) -> (state, statistics)`.
+  """Builds `update(state, parts, frozen) -> (state, statistics)`.
 
-  Each part's gradient is compiled by itself, so that the shapes of parts add
-  up rather than multiply. With one part the update is that of this part, bit
-  for bit, whatever other objectives there are.
+  Each part's gradient is compiled by itself, so that the numbers of shapes of
+  the parts add up rather than multiply. With one part the update is that of
+  this part, bit for bit, whatever other objectives there are.
 
   Args:
-    model: the policy's architecture.
-    optimizer: as given to `state.fresh`.
-    mesh: of the state.
+    spec: of the state.
     objectives: what to maximise on each part, by the part's name.
     logit_chunk: tokens whose logits are in memory at once.
-    entropy_weight: of the mean entropy of own tokens, a bonus.
-    reference: whether the state has a reference policy.
 
   Returns:
-    A function of a `TrainState`, which it consumes, and of `Rows` in stacked
-    micro-batches, by the names of `objectives`, and of the parameters that are
-    not trained, where there are adapters. The statistics are those of the
-    objectives, by 'part/name', with 'grad_norm'.
+    A function of a `TrainState`, which it consumes; of each part's `PackedRows`
+    in stacked micro-batches; and of the frozen parameters under adapters. Its
+    statistics are those of the objectives, by 'part/name', with 'grad_norm'.
   """
-  shardings = state_lib.shardings(model, optimizer, mesh, reference)
   gradients = {
-    name: build_gradient(
-      model,
-      mesh,
-      objective,
-      logit_chunk,
-      entropy_weight if name == 'own' else 0.0,
-    )
+    name: build_gradient(spec.model, spec.mesh, objective, logit_chunk)
     for name, objective in objectives.items()
   }
-  apply = jax.jit(
-    functools.partial(_apply, optimizer=optimizer),
-    out_shardings=(shardings, sharding.replicated(mesh)),
+
+  @functools.partial(
+    jax.jit,
+    out_shardings=(spec.shardings(), sharding.replicated(spec.mesh)),
     donate_argnums=0,
   )
+  def apply(state: state_lib.TrainState, grads_of_parts):
+    grads = functools.reduce(optax.tree_utils.tree_add, grads_of_parts)
+    updates, opt_state = spec.optimizer.update(
+      grads, state.opt_state, state.params
+    )
+    params = optax.apply_updates(state.params, updates)
+    state = dataclasses.replace(
+      state, step=state.step + 1, params=params, opt_state=opt_state
+    )
+    return state, optax.global_norm(grads)
 
   def update(
     state: state_lib.TrainState,
-    parts: Mapping[str, Rows],
+    parts: Mapping[str, objectives_lib.PackedRows],
     frozen: nnx.State = decoder.NO_PARAMS,
   ):
     grads, statistics = [], {}
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(spec.mesh):
       for name, rows in parts.items():
         part_grads, sums = gradients[name](state.params, frozen, rows)
         grads.append(part_grads)
@@ -123,21 +80,40 @@ def build(
 def build_gradient(
   model: ModelConfig,
   mesh: Mesh,
-  objective: Objective,
+  objective: objectives_lib.Objective,
   logit_chunk: int,
-  entropy_weight: float = 0.0,
 ):
-  """Jits `gradient(params, frozen, rows) -> (grads, statistics)` of a part."""
+  """Jits `gradient(params, frozen, rows) -> (grads, statistics)` of a part.
+
+  Gradients of micro-batches are summed in float32, whatever the dtype of the
+  parameters.
+  """
   graphdef, *parts = decoder.abstract(model)
   places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
+
+  def gradient(params, frozen, rows: objectives_lib.PackedRows):
+    def loss(params, micro):
+      network = nnx.merge(graphdef, params, frozen)
+      scores = _scores(network, micro, logit_chunk, objective.reads_entropy)
+      objective_BT, statistics = objective.function(scores, micro)
+      return -jnp.sum(micro.weight_BT * objective_BT), statistics
+
+    def accumulate(grads, micro):
+      (value, sums), micro_grads = jax.value_and_grad(loss, has_aux=True)(
+        params, micro
+      )
+      grads = optax.tree_utils.tree_add(grads, micro_grads)
+      return grads, {'loss': value, **sums}
+
+    zeros = optax.tree_utils.tree_zeros_like(params, jnp.float32)
+    grads, by_micro = jax.lax.scan(accumulate, zeros, rows)
+    return grads, {
+      name: x_M.max(0) if name.startswith('max_') else x_M.sum(0)
+      for name, x_M in by_micro.items()
+    }
+
   return jax.jit(
-    functools.partial(
-      _gradient,
-      graphdef=graphdef,
-      objective=objective,
-      logit_chunk=logit_chunk,
-      entropy_weight=entropy_weight,
-    ),
+    gradient,
     in_shardings=(*places, sharding.rows(mesh, 1)),
     out_shardings=(places[0], sharding.replicated(mesh)),
   )
@@ -148,17 +124,10 @@ def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
   graphdef, *parts = decoder.abstract(model)
   places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
 
-  def score(params, frozen, rows: Rows):
+  def score(params, frozen, rows: objectives_lib.PackedRows):
     network = nnx.merge(graphdef, params, frozen)
     return jax.lax.map(
-      lambda micro: logps.response_logps(
-        network,
-        micro.tokens_BS,
-        micro.valid_BS,
-        micro.weight_BT.shape[-1],
-        logit_chunk,
-      ),
-      rows,
+      lambda micro: _scores(network, micro, logit_chunk).logp_BT, rows
     )
 
   return jax.jit(
@@ -168,62 +137,12 @@ def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
   )
 
 
-def _gradient(
-  params,
-  frozen,
-  rows: Rows,
-  *,
-  graphdef,
-  objective,
-  logit_chunk,
-  entropy_weight,
-):
-  """The gradient of a part's loss and its statistics, over micro-batches.
-
-  Gradients are summed in float32, whatever the parameters are.
-  """
-
-  def loss(params, micro: Rows):
-    scores = logps.response_logps(
-      nnx.merge(graphdef, params, frozen),
-      micro.tokens_BS,
-      micro.valid_BS,
-      micro.weight_BT.shape[-1],
-      logit_chunk,
-      entropy=bool(entropy_weight),
-    )
-    if not entropy_weight:
-      objective_BT, statistics = objective(scores, micro)
-    else:
-      logp_BT, entropy_BT = scores
-      objective_BT, statistics = objective(logp_BT, micro)
-      objective_BT += entropy_weight * entropy_BT
-    return -jnp.sum(micro.weight_BT * objective_BT), statistics
-
-  def accumulate(grads, micro):
-    (value, sums), micro_grads = jax.value_and_grad(loss, has_aux=True)(
-      params, micro
-    )
-    return optax.tree_utils.tree_add(grads, micro_grads), {
-      'loss': value,
-      **sums,
-    }
-
-  grads, by_micro = jax.lax.scan(
-    accumulate, optax.tree_utils.tree_zeros_like(params, jnp.float32), rows
+def _scores(network, micro, logit_chunk, entropy=False) -> logps.Scores:
+  return logps.response_scores(
+    network,
+    micro.tokens_BS,
+    micro.valid_BS,
+    micro.weight_BT.shape[-1],
+    logit_chunk,
+    entropy,
   )
-  return grads, {
-    name: x_M.max(0) if name.startswith('max_') else x_M.sum(0)
-    for name, x_M in by_micro.items()
-  }
-
-
-def _apply(state: state_lib.TrainState, grads_of_parts, *, optimizer):
-  """Adds the parts' gradients, and takes one step of the optimizer."""
-  grads = functools.reduce(optax.tree_utils.tree_add, grads_of_parts)
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  state = dataclasses.replace(
-    state, step=state.step + 1, params=params, opt_state=opt_state
-  )
-  return state, optax.global_norm(grads)

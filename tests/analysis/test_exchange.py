@@ -1,243 +1,139 @@
-import json
+"""Journals are read beside a run, and THL transfers their rollouts anew."""
+
+import dataclasses
 import os
 
 from array_record.python import array_record_module
 import msgspec
-import numpy as np
 import pytest
 
 from mrl_jax import checks
-from mrl_jax import records
-from mrl_jax.analysis import exchange as inspection
-from mrl_jax.see import journal
+from mrl_jax.analysis import exchange as exchange_lib
 from mrl_jax.see import wire
-from mrl_jax.sharing import xgrpo
 from mrl_jax.thl import transfer
-from tests import examples
-
-TOKENIZERS = {
-  'llama': examples.tokenizer('byte_level'),
-  'gemma': examples.tokenizer('sentencepiece'),
-}
-LIMITS = transfer.Limits(max_tokens=64)
-PAYLOADS = (b'= 10 = 13', b'top score\n= 9', ' ≈ 3\\␣∎'.encode(), b'\xe2\x89')
+from tests.analysis import journals
+from tests.analysis import workdirs
 
 
-def write(folder, policy, rounds, kinds=records.KINDS, finish=True):
-  """Journals the records of each round; returns the writer."""
-  tokenizer = TOKENIZERS[policy]
-  about = journal.About(
-    policy=policy, run='run', tokenizer=tokenizer.fingerprint,
-    vocab_size=tokenizer.vocab_size, kinds=kinds,
-  )  # fmt: skip
-  writer = journal.Writer(os.fspath(folder), about, tokenizer.to_json())
-  for round, published in enumerate(rounds):
-    writer.write(round, published)
-  if finish:
-    writer.finish()
-  return writer
+def read(folder, newest=9, only=None):
+  return exchange_lib.read(os.fspath(folder), newest, only)
 
 
-def group(policy, round, prompt='p0', payloads=PAYLOADS):
-  """Rollouts of a prompt; the first is correct, and the last is cut off."""
-  return [
-    examples.rollout(
-      payload, float(g == 0), encoder=TOKENIZERS[policy], policy=policy,
-      round=round, prompt=prompt, sample=g,
-      finish='stop' if g < len(payloads) - 1 else 'length',
-    )
-    for g, payload in enumerate(payloads)
-  ]  # fmt: skip
+def transfer_all(folder, newest=9, limits=journals.LIMITS):
+  exchange = read(folder, newest)
+  return exchange_lib.transfer_all(dataclasses.replace(exchange, limits=limits))
 
 
-def published(policy, round):
-  """Records of all kinds about one group."""
-  rollouts = group(policy, round)
-  outcome = examples.outcome(PAYLOADS[:1], policy=policy, round=round)
-  return [*rollouts, xgrpo.group_stats(rollouts), outcome]
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Journals of four rounds, without other files of a run."""
+  return journals.write_all(tmp_path_factory.mktemp('run'), rounds=4)
 
 
-def workdir(folder, rounds=3):
-  for policy in TOKENIZERS:
-    write(folder / 'see', policy, [published(policy, r) for r in range(rounds)])
-  return folder
-
-
-def row(round, policy, sender, peer_rows=0, **kinds):
-  return {'round': round, 'policy': policy, 'peer_rows': peer_rows,
-          'reward': 0.5, 'exchange': {sender: kinds}}  # fmt: skip
-
-
-def write_rows(folder, *rows):
-  lines = ''.join(json.dumps(r) + '\n' for r in rows)
-  (folder / 'metrics.jsonl').write_text(lines)
-
-
-def test_kinds_agree_on_the_samples_they_are_about(tmp_path):
-  found = inspection.read(os.fspath(workdir(tmp_path)), newest=1)
-  llama = found.journals['llama']
+def test_all_kinds_agree_on_the_samples_that_they_are_about(folder):
+  llama = read(folder).journals['llama']
   totals = llama.totals()
   assert {k: t['records'] for k, t in totals.items()} == {
-    'rollout': 12, 'group_stats': 3, 'outcome': 3,
+    'rollout': 16, 'group_stats': 4, 'outcome': 4,
   }  # fmt: skip
   for sums in totals.values():
-    assert (sums['samples'], sums['successes']) == (12, 3)
-  assert totals['rollout']['reward'] == totals['group_stats']['reward'] == 3
+    assert (sums['samples'], sums['successes']) == (16, 4)
+  assert totals['rollout']['reward'] == totals['group_stats']['reward'] == 4
   assert 'reward' not in totals['outcome']
-  assert totals['rollout']['stopped'] == 9
-  rollouts = [r for n in range(3) for r in group('llama', n)]
+  assert totals['rollout']['stopped'] == 12
+  rollouts = [r for n in range(4) for r in journals.group('llama', n)]
   assert totals['rollout']['tokens'] == sum(len(r.ids) for r in rollouts)
   assert totals['rollout']['bytes'] == sum(
     len(wire.encode(r)) for r in rollouts
   )
-  assert llama.rewards() == {0: 0.25, 1: 0.25, 2: 0.25}
+  assert llama.rewards() == dict.fromkeys(range(4), 0.25)
 
 
-def test_rollouts_are_of_the_newest_rounds_or_of_one(tmp_path):
-  folder = os.fspath(workdir(tmp_path, rounds=4))
-
-  def rounds(*which):
-    llama = inspection.read(folder, *which).journals['llama']
-    assert list(llama.rounds) == [0, 1, 2, 3]
-    assert {r.header.round for r in llama.rollouts} == {*llama.looked_at}
-    return sorted(llama.looked_at)
-
-  assert rounds(2) == [2, 3]
-  assert rounds(9) == [0, 1, 2, 3]
-  assert rounds(2, 0) == [0]
-  assert rounds(2, 7) == []
+@pytest.mark.parametrize(
+  ('newest', 'only', 'rounds'),
+  [(2, None, [2, 3]), (9, None, [0, 1, 2, 3]), (2, 0, [0]), (2, 7, [])],
+)
+def test_rollouts_are_of_the_newest_rounds_or_of_one(
+  folder, newest, only, rounds
+):
+  llama = read(folder, newest, only).journals['llama']
+  assert list(llama.rounds) == [0, 1, 2, 3]
+  assert sorted(llama.chosen) == rounds
+  assert {r.header.round for r in llama.rollouts} == {*rounds}
 
 
-def test_see_is_read_like_its_work_dir(tmp_path):
-  found, inner = (
-    inspection.read(os.fspath(folder), newest=1)
-    for folder in (workdir(tmp_path), tmp_path / 'see')
-  )
-  assert found.journals.keys() == inner.journals.keys() == TOKENIZERS.keys()
-  assert found.journals['llama'].rounds == inner.journals['llama'].rounds
+def test_a_folder_of_journals_is_read_like_its_work_dir(tmp_path, folder):
+  whole, inner = read(folder), read(os.path.join(folder, 'see'))
+  assert whole.journals.keys() == inner.journals.keys()
+  assert whole.journals['llama'].rounds == inner.journals['llama'].rounds
+  assert inner.problems == []
+  assert inner.limits == transfer.Limits(max_tokens=16)  # Of config_keys.py.
 
 
 def test_a_journal_may_grow_and_have_empty_rounds(tmp_path):
-  writer = write(tmp_path, 'llama', [[], group('llama', 1)], finish=False)
+  rounds = [[], journals.group('llama', 1)]
+  writer = journals.write(tmp_path, 'llama', rounds, finish=False)
   (tmp_path / 'llama' / '00000002.array_record.new').write_bytes(b'unfinished')
-
-  def read():
-    return inspection.read(os.fspath(tmp_path), newest=9).journals['llama']
-
-  first = read()
+  first = read(tmp_path).journals['llama']
   assert not first.finished
   assert [bool(by_kind) for by_kind in first.rounds.values()] == [False, True]
-  writer.write(2, group('llama', 2))
+  writer.write(2, journals.group('llama', 2))
   writer.finish()
-  assert read().finished
-  assert len(read().rollouts) == 8
+  grown = read(tmp_path).journals['llama']
+  assert grown.finished
+  assert len(grown.rollouts) == 8
 
 
-def test_the_residual_is_that_of_every_rollout_in_both_directions(tmp_path):
-  found = inspection.read(os.fspath(workdir(tmp_path)), newest=2)
-  residuals, tries = inspection.carry(found.journals, LIMITS)
+def test_the_residual_is_of_all_rollouts_in_both_directions(folder):
+  residuals, offers = transfer_all(folder, newest=2)
   assert residuals.keys() == {'llama->gemma', 'gemma->llama'}
-  assert len(tries) == 16
+  assert len(offers) == 16
   for pair, residual in residuals.items():
     sender, receiver = pair.split('->')
     expected = transfer.Residual()
-    for round in (1, 2):
-      for rollout in group(sender, round):
-        transfer.transfer(rollout, TOKENIZERS[receiver], LIMITS, expected)
+    for round in (2, 3):
+      for rollout in journals.group(sender, round):
+        transfer.transfer(
+          rollout, journals.TOKENIZERS[receiver], journals.LIMITS, expected
+        )
     assert residual == expected
     assert residual.rollouts == 8
     assert sum(residual.chunks.values()) > residual.chunks['1:1']
 
 
-def test_refused_rollouts_have_a_reason_and_come_last(tmp_path):
-  found = inspection.read(os.fspath(workdir(tmp_path)), newest=1)
+def test_refused_rollouts_have_a_reason_and_come_last(folder):
   limits = transfer.Limits(max_tokens=5)
-  residuals, tries = inspection.carry(found.journals, limits)
-  refused = [bool(t.residual.refused) for t in tries]
-  assert 0 < sum(refused) < len(tries)
+  residuals, offers = transfer_all(folder, newest=1, limits=limits)
+  refused = [bool(offer.residual.refused) for offer in offers]
+  assert 0 < sum(refused) < len(offers)
   assert sum(r.refused['too_long'] for r in residuals.values()) == sum(refused)
-  for sender in TOKENIZERS:
-    of_sender = [bool(t.residual.refused) for t in tries if t.sender == sender]
+  for sender in journals.TOKENIZERS:
+    of_sender = [bool(o.residual.refused) for o in offers if o.sender == sender]
     assert of_sender == sorted(of_sender)
 
 
-def test_pairs_take_turns_with_what_is_cut_otherwise_correct_and_new(tmp_path):
-  payloads = (b'=', b'= 10 = 13', b'= 13 = 10')  # The first is cut alike.
-  for policy in TOKENIZERS:
-    rounds = [group(policy, r, payloads=payloads) for r in range(2)]
+def test_pairs_take_turns_and_rollouts_that_show_most_come_first(tmp_path):
+  # Both tokenizers segment the first payload alike.
+  payloads = (b'=', b'= 10 = 13', b'= 13 = 10')
+  for policy in journals.TOKENIZERS:
+    rounds = [journals.group(policy, r, payloads) for r in range(2)]
     for rollouts in rounds:
       rollouts[2] = msgspec.structs.replace(rollouts[2], verdict='correct')
-    write(tmp_path, policy, rounds)
-  found = inspection.read(os.fspath(tmp_path), newest=9)
-  _, tries = inspection.carry(found.journals, LIMITS)
-  assert [t.sender for t in tries] == ['gemma', 'llama'] * 6
-  for sender in TOKENIZERS:
-    headers = [t.rollout.header for t in tries if t.sender == sender]
+    journals.write(tmp_path, policy, rounds)
+  _, offers = transfer_all(tmp_path)
+  assert [offer.sender for offer in offers] == ['gemma', 'llama'] * 6
+  for sender in journals.TOKENIZERS:
+    headers = [o.rollout.header for o in offers if o.sender == sender]
     assert [(h.sample, h.round) for h in headers] == [
       (2, 1), (2, 0), (1, 1), (1, 0), (0, 1), (0, 0),
     ]  # fmt: skip
 
 
-def byte_ends(lengths):
-  return {sum(lengths[: i + 1]) for i in range(len(lengths))}
-
-
-@pytest.mark.parametrize('payload', PAYLOADS)
-@pytest.mark.parametrize('finish', ['stop', 'length'])
-@pytest.mark.parametrize('sender', TOKENIZERS)
-def test_chunks_lie_between_common_boundaries_and_keep_sums(
-  sender, finish, payload
-):
-  (receiver,) = (t for p, t in TOKENIZERS.items() if p != sender)
-  rollout = examples.rollout(payload, finish=finish, encoder=TOKENIZERS[sender])
-  chunks = inspection.chunks(rollout, receiver, LIMITS)
-  carried = receiver.byte_length_V[receiver.encode(payload)]
-  common = byte_ends([*rollout.byte_lengths]) & byte_ends([*carried])
-  assert len(chunks) == len(common) + (finish == 'stop')
-  texts = [c.text for c in chunks]
-  if finish == 'stop':
-    assert chunks[-1][:3] == ('∎', ['∎'], ['∎'])
-    texts.pop()
-  assert b''.join(map(examples.read_back, texts)) == payload
-  for c in chunks[: len(texts)]:
-    assert examples.read_back(c.text) == b''.join(
-      map(examples.read_back, c.sent)
-    )
-    assert examples.read_back(c.text) == b''.join(
-      map(examples.read_back, c.carried)
-    )
-  for c in chunks:
-    assert c.sent_logp == pytest.approx(c.carried_logp, abs=1e-5)
-  total = rollout.policy_logp.sum(dtype=float)
-  assert sum(c.sent_logp for c in chunks) == pytest.approx(total)
-
-
-def test_between_equal_tokenizers_every_token_is_a_chunk():
-  tokenizer = TOKENIZERS['llama']
-  control = next(
-    i for i, b in enumerate(tokenizer.token_bytes)
-    if not b and i != tokenizer.eos_id
-  )  # fmt: skip
-  ids = [*tokenizer.encode(b'= 9'), control, tokenizer.eos_id]
-  rollout = msgspec.structs.replace(
-    examples.rollout(b'= 9', encoder=tokenizer),
-    ids=np.array(ids, np.int32),
-    byte_lengths=tokenizer.byte_length_V[ids],
-    policy_logp=-np.arange(len(ids), dtype=np.float32),
-    mask=np.ones(len(ids), bool),
-  )
-  chunks = inspection.chunks(rollout, tokenizer, LIMITS)
-  assert len(chunks) == len(ids)
-  assert [c[:3] for c in chunks[-2:]] == [('∅', ['∅'], ['∅']),
-                                          ('∎', ['∎'], ['∎'])]  # fmt: skip
-  assert [c.carried_logp for c in chunks] == [*rollout.policy_logp]
-
-
-def test_what_is_damaged_is_told_and_the_rest_is_there(tmp_path):
-  workdir(tmp_path)
+def test_damaged_records_are_counted_and_the_rest_is_read(tmp_path):
+  journals.write_all(tmp_path)
   folder = tmp_path / 'see' / 'llama'
   os.truncate(folder / '00000000.array_record', 1000)
-  rollout = group('llama', 1)[0]
+  rollout = journals.group('llama', 1)[0]
   unsound = msgspec.structs.replace(rollout, policy_logp=-rollout.policy_logp)
   writer = array_record_module.ArrayRecordWriter(
     os.fspath(folder / '00000001.array_record'), 'group_size:1'
@@ -245,94 +141,73 @@ def test_what_is_damaged_is_told_and_the_rest_is_there(tmp_path):
   for data in (b'\xff', b'', wire.encode(unsound), wire.encode(rollout)):
     writer.write(data)
   writer.close()
-  found = inspection.read(os.fspath(tmp_path), newest=9)
-  assert not found.journals['llama'].rounds[0]
-  assert len(found.journals['llama'].rollouts) == 1 + 4
-  assert len(found.journals['gemma'].rollouts) == 12
-  damaged, *bad = found.problems
-  assert damaged.startswith('llama, round 0: ')
+  exchange = read(tmp_path)
+  assert not exchange.journals['llama'].rounds[0]
+  assert len(exchange.journals['llama'].rollouts) == 1 + 4
+  assert len(exchange.journals['gemma'].rollouts) == 12
+  damaged, *bad = exchange.problems
+  assert damaged.startswith('llama, round 0 left out: ')
   assert 'damaged' in damaged
   assert bad == ['llama, round 1: 2 bad records, undecodable',
                  'llama, round 1: 1 bad records, logp']  # fmt: skip
 
 
 @pytest.mark.parametrize(
-  ('name', 'content'),
+  ('name', 'content', 'problem'),
   [
-    ('see/gemma/journal.json', '{'),
-    ('see/gemma/tokenizer.json', '{}'),
-    ('config.json', '{"thl.max_tokens": "many"}'),
-    ('summary.json', '{"exchange": 3}'),
-    ('metrics.jsonl', 'no row\n'),
+    ('see/gemma/journal.json', '{', 'gemma left out'),
+    ('see/gemma/tokenizer.json', '{}', 'the tokenizer of gemma left out'),
+    ('metrics.jsonl', 'no row\n', 'metrics.jsonl, line 1 left out'),
   ],
 )
-def test_a_damaged_file_is_told_and_the_others_are_there(
-  tmp_path, name, content
+def test_a_damaged_file_is_named_and_the_others_are_read(
+  tmp_path, name, content, problem
 ):
-  workdir(tmp_path)
+  workdirs.write(tmp_path)
+  journals.write_all(tmp_path)
   (tmp_path / name).write_text(content)
-  found = inspection.read(os.fspath(tmp_path), newest=9)
-  (problem,) = found.problems
-  assert {'gemma', name} & {*problem.replace(':', '').split(' ')}
-  assert len(found.journals['llama'].rollouts) == 12
+  exchange = read(tmp_path)
+  (found,) = exchange.problems
+  assert found.startswith(problem)
+  assert len(exchange.journals['llama'].rollouts) == 12
   if name == 'see/gemma/tokenizer.json':
-    residuals, _ = inspection.carry(found.journals, LIMITS)
+    residuals, _ = exchange_lib.transfer_all(exchange)
     assert residuals.keys() == {'gemma->llama'}
 
 
-def test_a_folder_without_anything_is_told_what_was_looked_for(tmp_path):
+def test_a_folder_without_anything_is_refused_with_what_was_looked_for(
+  tmp_path,
+):
   for folder in (tmp_path, tmp_path / 'nowhere'):
-    with pytest.raises(checks.InputError) as told:
-      inspection.read(os.fspath(folder), newest=1)
+    with pytest.raises(checks.InputError) as error:
+      read(folder)
     for part in (f'{folder}', 'POLICY/journal.json', f'{folder / "see"}'):
-      assert part in str(told.value)
-
-
-def test_a_folder_with_nothing_sound_is_told_why(tmp_path):
-  write(tmp_path, 'llama', [])
+      assert part in str(error.value)
+  journals.write(tmp_path, 'llama', [])
   (tmp_path / 'llama' / 'journal.json').write_text('{')
   with pytest.raises(checks.InputError, match=r'llama.*truncated'):
-    inspection.read(os.fspath(tmp_path), newest=1)
+    read(tmp_path)
 
 
 def test_limits_are_those_of_the_run(tmp_path):
-  workdir(tmp_path)
-  assert inspection.read(os.fspath(tmp_path), newest=1).limits is None
-  values = {'thl.max_tokens': 7, 'thl.max_residual': 0.25, 'seed': 0}
-  (tmp_path / 'config.json').write_text(json.dumps(values))
-  assert inspection.read(os.fspath(tmp_path), newest=1).limits == (
-    transfer.Limits(max_tokens=7, max_residual=0.25)
+  workdirs.write(
+    tmp_path, config={'thl.max_tokens': 7, 'thl.max_residual': 0.25}
+  )
+  assert read(tmp_path).limits == transfer.Limits(
+    max_tokens=7, max_residual=0.25
   )
 
 
-def test_fates_add_up_over_rounds_until_there_is_a_summary(tmp_path):
-  write_rows(
-    tmp_path,
-    row(0, 'b', 'a', rollout={'published': 5, 'bytes': 9, 'used': 3}),
-    row(0, 'a', 'b', group_stats={'published': 2, 'used': 2}),
-    row(1, 'b', 'a', rollout={'published': 4, 'used': 1, 'stale': 2}),
-  )
-  found = inspection.read(os.fspath(tmp_path), newest=1)
-  assert found.fates() == {
-    'a->b': {'rollout': {'published': 9, 'bytes': 9, 'used': 4, 'stale': 2,
-                         'waiting': 3}},
-    'b->a': {'group_stats': {'published': 2, 'used': 2, 'waiting': 0}},
-  }  # fmt: skip
-  summary = {
-    'exchange': {'a->b': {'rollout': {'published': 9, 'used': 8}}},
-    'sent': {'b->c': {'rollout': {'published': 1, 'acknowledged': 1}}},
-  }
-  (tmp_path / 'summary.json').write_text(json.dumps(summary))
-  found = inspection.read(os.fspath(tmp_path), newest=1)
-  assert found.fates() == {**summary['exchange'], **summary['sent']}
-
-
-def test_what_was_not_learned_from_is_stale_or_refused(tmp_path):
-  write_rows(
-    tmp_path,
-    row(0, 'b', 'a', 6, rollout={'published': 9, 'used': 7, 'stale': 1}),
-    row(1, 'b', 'a', 0, rollout={'published': 9}),  # Still waiting.
-    row(1, 'a', 'b', 0, group_stats={'published': 2, 'used': 2}),
-  )
-  found = inspection.read(os.fspath(tmp_path), newest=1)
-  assert found.unlearned() == {'b': {0: 0.25}}
+def test_rollouts_not_trained_on_are_a_share_of_those_that_are_settled(
+  tmp_path,
+):
+  fates = {'published': 9, 'used': 7, 'stale': 1}
+  stats = {'published': 2, 'used': 2}
+  rows = [
+    workdirs.row(0, 'b', peer_rows=6, exchange={'a': {'rollout': fates}}),
+    # All still wait.
+    workdirs.row(1, 'b', exchange={'a': {'rollout': {'published': 9}}}),
+    workdirs.row(1, 'a', exchange={'b': {'group_stats': stats}}),
+  ]
+  workdirs.write(tmp_path, rows=rows)
+  assert read(tmp_path).unlearned() == {'b': {0: 0.25}}

@@ -25,7 +25,7 @@ def write(path, *lines):
   return path
 
 
-def test_jsonl_is_read_with_its_place_as_id(tmp_path):
+def test_the_id_of_a_jsonl_prompt_is_its_file_and_line(tmp_path):
   path = write(
     tmp_path / 'a.jsonl',
     json.dumps({'question': 'What?', 'answer': 3}),
@@ -51,19 +51,24 @@ def test_jsonl_is_read_with_its_place_as_id(tmp_path):
     ('{"question": "a", "answer": true}', "no text or number in 'answer'"),
     ('{"question": "a", "answer": NaN}', "no text or number in 'answer'"),
     ('{"question": "a", "answer": 1e999}', "no text or number in 'answer'"),
-    ('{"question": "\\ud800", "answer": 1}', "'question' has half a char"),
+    (
+      '{"question": "\\ud800", "answer": 1}',
+      "'question' has half of a surrogate",
+    ),
     ('{"question": "a", "answer": %s}' % ('9' * 5000), 'not JSON in UTF-8'),
     ('[' * 10**5, 'not JSON in UTF-8'),
   ],
   ids=range(12),
 )
-def test_a_malformed_line_is_named_with_its_file(tmp_path, line, message):
+def test_the_error_for_a_malformed_line_names_file_and_line(
+  tmp_path, line, message
+):
   path = write(tmp_path / 'a.jsonl', '{"question": "a", "answer": 1}', line)
   with pytest.raises(checks.InputError, match=rf'a\.jsonl:2: {message}'):
     prompts.load(jsonl_config(path), 'train', '')
 
 
-def test_bytes_that_are_not_text_are_named_with_their_line(tmp_path):
+def test_the_error_for_bytes_that_are_not_text_names_the_line(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_bytes(b'{"question": "a", "answer": 1}\n{"question": "\xff"}\n')
   with pytest.raises(checks.InputError, match=r'a\.jsonl:2: not JSON in UTF-8'):
@@ -78,7 +83,7 @@ def test_large_numbers_are_kept(tmp_path):
   assert (prompt.text, prompt.answer) == ('1.5', f'1{"0" * 400}')
 
 
-def test_a_missing_file_and_an_empty_one_are_told(tmp_path):
+def test_missing_and_empty_files_are_errors(tmp_path):
   with pytest.raises(checks.InputError, match=r"jsonl.train='.*nowhere.jsonl'"):
     prompts.load(jsonl_config(tmp_path / 'nowhere.jsonl'), 'train', '')
   empty = write(tmp_path / 'empty.jsonl')
@@ -86,13 +91,8 @@ def test_a_missing_file_and_an_empty_one_are_told(tmp_path):
     prompts.load(jsonl_config(empty), 'train', '')
 
 
-def test_an_unknown_source_is_told():
-  config = examples.run_config(**{'data.source': 'jsnol'}).data
-  with pytest.raises(checks.InputError, match="Did you mean 'jsonl'"):
-    prompts.load(config, 'train', '')
-
-
-def some(**families):
+def prompts_of(**families):
+  """Prompts of families, whose sizes are given."""
   return [
     records.Prompt(id=f'{family}{i}', text='', answer='', family=family)
     for family, n in families.items()
@@ -100,22 +100,20 @@ def some(**families):
   ]
 
 
-def test_families():
-  known = some(add=2, sub=1)
-  assert [p.id for p in prompts.of_families(known, ('add',))] == [
-    'add0',
-    'add1',
-  ]
+def test_prompts_of_families_and_of_sources_without_families():
+  known = prompts_of(add=2, sub=1)
+  chosen = prompts.of_families(known, ('add',))
+  assert [prompt.id for prompt in chosen] == ['add0', 'add1']
   with pytest.raises(checks.InputError, match="unknown family 'adds'"):
     prompts.of_families(known, ('adds',))
-  nameless = some(**{'': 2})
+  nameless = prompts_of(**{'': 2})
   assert prompts.of_families(nameless, ('add',)) == nameless
 
 
-def test_balanced_draws_evenly_as_long_as_families_last():
-  drawn = prompts.balanced(some(a=10, b=2, c=10), 10, seed=0)
+def test_balanced_prompts_take_turns_between_families():
+  drawn = prompts.balanced(prompts_of(a=10, b=2, c=10), 10, seed=0)
   count = collections.Counter(p.family for p in drawn)
   assert count == {'a': 4, 'b': 2, 'c': 4}
   assert len({p.id for p in drawn}) == 10
-  assert prompts.balanced(some(a=10, b=2, c=10), 10, seed=1) != drawn
-  assert len(prompts.balanced(some(a=3), 10, seed=0)) == 3
+  assert prompts.balanced(prompts_of(a=10, b=2, c=10), 10, seed=1) != drawn
+  assert len(prompts.balanced(prompts_of(a=3), 10, seed=0)) == 3

@@ -1,4 +1,4 @@
-"""The benchmarks run and give figures; how fast they are is not a test."""
+"""The benchmarks run and give figures; how fast they are is not tested."""
 
 import importlib.util
 import json
@@ -28,125 +28,137 @@ def run(*arguments, **environment):
   )
 
 
-def figures(done, path):
-  assert done.returncode == 0, done.stderr
-  thl = json.loads(path.read_text())['thl']
-  flat = [
-    number
-    for value in thl.values()
-    for number in (value.values() if isinstance(value, dict) else [value])
-  ]
-  assert all(math.isfinite(number) and number > 0 for number in flat)
-  return thl
+@pytest.fixture
+def figures(tmp_path):
+  """Runs a benchmark; its figures are all finite, positive and printed."""
+
+  def figures(name, *arguments, printed='', **environment):
+    path = tmp_path / 'figures.json'
+    done = run(name, *arguments, f'--json={path}', **environment)
+    assert done.returncode == 0, done.stderr
+    about, rows = json.loads(path.read_text())[name].values()
+    for title, number in about.items():
+      assert number > 0
+      assert f'{number:,.0f} {title}' in done.stdout
+    for row, columns in rows.items():
+      assert row in done.stdout
+      assert all(math.isfinite(n) and n > 0 for n in columns.values())
+    assert printed in done.stdout
+    return about, rows
+
+  return figures
 
 
-def test_thl_without_trl(tmp_path):
-  # Stands before an installed one.
+def test_thl_without_trl(figures, tmp_path):
+  # This module is found before an installed one.
   stub = tmp_path / 'trl.py'
   stub.write_text('raise ModuleNotFoundError("No module named \'trl\'")')
-  path = tmp_path / 'thl.json'
-  done = run(*THL, f'--json={path}', PYTHONPATH=os.fspath(tmp_path))
-  thl = figures(done, path)
-  assert "to compare with GOLD: pip install -e '.[bench]'" in done.stdout
-  assert thl['sender_tokens'] == 200
-  assert thl['chunks'] <= 200 < thl['bytes']
-  assert thl['best_ms'].keys() == thl['median_ms'].keys()
-  assert 'THL align + carry' in thl['best_ms']
-  assert not thl['gold_ratio']
+  about, rows = figures(
+    *THL,
+    printed="to compare with GOLD: pip install -e '.[bench]'",
+    PYTHONPATH=os.fspath(tmp_path),
+  )
+  assert about['sender tokens'] == 200
+  assert about['chunks'] <= 200 < about['bytes']
+  assert [*rows] == ['THL align', 'THL align + project', 'THL transfer']
+  for row in rows.values():
+    assert row['best ms'] <= row['median ms']
+    assert 'GOLD takes, x' not in row
 
 
 @pytest.mark.skipif(
   not importlib.util.find_spec('trl'), reason="pip install -e '.[bench]'"
 )
-def test_thl_beside_gold(tmp_path):
-  path = tmp_path / 'thl.json'
-  thl = figures(run(*THL, f'--json={path}'), path)
-  assert thl['gold_ratio'].keys() == thl['best_ms'].keys()
-  assert thl['gold_ratio']['GOLD align'] == 1
+def test_thl_beside_gold(figures):
+  _, rows = figures(*THL)
+  assert rows['GOLD align']['GOLD takes, x'] == 1
+  assert all('GOLD takes, x' in row for row in rows.values())
 
 
-def test_see_on_every_transport(tmp_path):
-  path = tmp_path / 'see.json'
-  done = run(
-    'see', '--rounds=2', '--rollouts=8', '--response=4', f'--json={path}'
-  )
-  assert done.returncode == 0, done.stderr
-  see = json.loads(path.read_text())['see']
-  assert see['records'] == 16
-  assert set(see['rates']) == {'in process', 'journal', 'gRPC'}
-  for rates in see['rates'].values():
-    assert all(math.isfinite(rate) and rate > 0 for rate in rates.values())
+def test_see_over_every_transport(figures):
+  about, rows = figures('see', '--rounds=2', '--rollouts=8', '--response=4')
+  assert about['records'] == 16
+  assert [*rows] == ['in process', 'journal', 'gRPC']
 
 
-def test_memory_is_bounded_by_the_chunk(tmp_path):
-  path = tmp_path / 'memory.json'
-  done = run(
+def test_memory_is_bounded_by_the_chunk(figures):
+  about, rows = figures(
     'memory',
     *('--vocab=8192', '--rows=4', '--length=128', '--layers=1'),
-    *('--d_model=64', '--chunk=32', f'--json={path}'),
+    *('--d_model=64', '--chunk=32'),
   )
-  assert done.returncode == 0, done.stderr
-  memory = json.loads(path.read_text())['memory']
-  logits = memory['logits_bytes']
-  assert logits == 4 * 128 * 8192 * 4
-  chunk, whole = (memory['temporary_bytes'][n] for n in ('32', '512'))
-  assert logits <= whole['scoring'] < whole['gradient']
-  assert chunk['scoring'] < logits / 4
-  # There the gradients themselves weigh as much as the chunk's logits.
-  assert chunk['gradient'] < min(logits, whole['gradient'] / 3)
+  logits = about['MiB of logits']
+  assert logits == 4 * 128 * 8192 * 4 / 2**20
+  chunk, whole = (rows[f'{n} tokens a chunk'] for n in (32, 512))
+  assert logits <= whole['scoring, MiB'] < whole['gradient, MiB']
+  assert chunk['scoring, MiB'] < logits / 4
+  # The gradients of the parameters are as large as the logits of a chunk.
+  assert chunk['gradient, MiB'] < min(logits, whole['gradient, MiB'] / 3)
 
 
-def test_bandit_by_every_method(tmp_path):
-  path = tmp_path / 'bandit.json'
-  done = run(
-    'bandit', '--groups=40', '--actions=3', '--samples=2', f'--json={path}'
-  )
-  assert done.returncode == 0, done.stderr
-  bandit = json.loads(path.read_text())['bandit']
-  assert bandit['groups'] == 40
-  for taken in (bandit['samples_s'], bandit['closed_form_ms']):
-    assert taken.keys() == methods.METHODS.keys()
-    assert all(math.isfinite(time) and time > 0 for time in taken.values())
+def test_the_bandit_with_every_method(figures):
+  about, rows = figures('bandit', '--groups=40', '--actions=3', '--samples=2')
+  assert about['groups of each method'] == 40
+  assert rows.keys() == methods.METHODS.keys()
 
 
 @pytest.mark.slow
-def test_policies_beside_one_alone(tmp_path):
-  path = tmp_path / 'policies.json'
-  done = run(
-    'policies', '--up_to=2', '--played=1', '--best_of=1', f'--json={path}'
+def test_policies_beside_one_alone(figures):
+  _, rows = figures('policies', '--up_to=2', '--played=1', '--best_of=1')
+  alone, both = rows['N = 1'], rows['N = 2']
+  for method in ('grpo', 'prp', 'prp, one peer'):
+    one, two = (row[f'{method}, s a round'] for row in (alone, both))
+    assert alone[f'{method}, x alone'] == 1
+    assert both[f'{method}, x alone'] == pytest.approx(two / (2 * one))
+  # With exchange, each policy trains on the rollouts of both.
+  assert both['prp, x alone'] > both['grpo, x alone']
+
+
+# Gives the command each list of arguments; prints what it ends with.
+_END_ALL = """
+import json, sys
+from absl import flags
+from absl.testing import flagsaver
+import bench
+
+endings = []
+for arguments in json.loads(sys.argv[1]):
+  with flagsaver.flagsaver():
+    try:
+      bench.main(flags.FLAGS(['bench.py', *arguments]))
+    except (SystemExit, flags.Error) as error:
+      endings.append(str(error))
+print(json.dumps(endings))
+"""
+MISTAKES = {
+  (): 'name a benchmark; known: thl, see, policies, memory, bandit',
+  ('bandit', '--groups=6'): '6 groups; they must be a multiple of the batch',
+  ('policies', '--up_to=0'): 'flag --up_to=0',
+  ('memory', '--chunk=0'): 'flag --chunk=0',
+  (*THL, '--text=nowhere.txt'): "No such file or directory: 'nowhere.txt'",
+  ('thl', '--tokens=10000000'): '--tokens=10000000, but the text has',
+  ('thl', '--repeats=0'): 'flag --repeats=0',
+}
+
+
+def test_a_mistake_ends_the_command_with_a_message():
+  done = subprocess.run(
+    [sys.executable, '-c', _END_ALL, json.dumps([*MISTAKES])],
+    cwd=ROOT,
+    env={**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT / "launch"}'},
+    capture_output=True,
+    text=True,
+    check=False,
   )
   assert done.returncode == 0, done.stderr
-  policies = json.loads(path.read_text())['policies']
-  assert set(policies) == {'grpo', 'prp', 'prp, one peer'}
-  for by_count in policies.values():
-    assert set(by_count) == {'1', '2'}
-    one, two = (by_count[n]['s_a_round'] for n in '12')
-    assert 0 < one < math.inf
-    assert 0 < two < math.inf
-    assert by_count['1']['x_alone'] == 1
-    assert by_count['2']['x_alone'] == pytest.approx(two / (2 * one))
-  # Only of those that exchange does each train on the rollouts of both.
-  assert policies['prp']['2']['x_alone'] > policies['grpo']['2']['x_alone']
+  endings = json.loads(done.stdout.splitlines()[-1])
+  for message, ending in zip(MISTAKES.values(), endings, strict=True):
+    assert message in ending
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'told'),
-  [
-    (['thk'], "unknown benchmark 'thk'. Did you mean 'thl'? Known: bandit, "),
-    ([], 'name a benchmark; known: thl, see, policies, memory, bandit'),
-    (
-      ['bandit', '--groups=6'],
-      '6 groups; they must be a multiple of the batch',
-    ),
-    (['policies', '--up_to=0'], 'flag --up_to=0'),
-    (['memory', '--chunk=0'], 'flag --chunk=0'),
-    ([*THL, '--text=nowhere.txt'], "No such file or directory: 'nowhere.txt'"),
-    (['thl', '--tokens=10000000'], '--tokens=10000000, but the text has'),
-    (['thl', '--repeats=0'], 'flag --repeats=0'),
-  ],
-)
-def test_a_mistake_is_told_without_a_traceback(arguments, told):
-  done = run(*arguments)
+def test_a_mistake_is_reported_without_a_traceback():
+  done = run('thk')
   assert done.returncode != 0
-  assert told in done.stderr
+  message = "unknown benchmark 'thk'. Did you mean 'thl'? Known: bandit, "
+  assert message in done.stderr
   assert 'Traceback' not in done.stderr

@@ -1,4 +1,4 @@
-"""The command, as a user gives it."""
+"""The command that trains, as a user gives it."""
 
 import json
 import os
@@ -8,9 +8,17 @@ import subprocess
 import sys
 import time
 
+from absl.testing import flagsaver
+import jax
+import orbax.checkpoint as ocp
 import pytest
 
+from launch import tpu_pod
+from mrl_jax import workdir as workdir_lib
+from mrl_jax.training import job as job_lib
+from mrl_jax.training import loop
 from tests import exchanges
+from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
@@ -20,9 +28,11 @@ SMALL = (
   '--config.train.row_multiple=16',
   '--config.warm_start.steps=10',
   '--config.eval.prompts=8',
-  '--config.eval.samples=2',
+  '--config.eval.samples=4',  # As in a round: one program samples for both.
   '--config.eval.batch=8',
   '--config.checkpoint.every=1',
+  '--config.policies.llama.model.num_layers=1',
+  '--config.policies.gemma.model.num_layers=1',
 )
 
 
@@ -54,32 +64,90 @@ def rows(workdir):
 
 
 @pytest.mark.parametrize(
-  ('flags', 'told'),
+  ('flag', 'message'),
   [
-    (['--config.trian.rounds=3'], 'Did you mean "train"'),
-    (['--config.train.round=3'], 'Did you mean "rounds"'),
-    (['--config.train.rounds=many'], 'invalid literal for int() with base 10'),
-    (['--config.train.rounds=0'], 'train.rounds = 0; it must be at least 1'),
-    (['rounds=3'], "not a flag: 'rounds=3'"),
+    ('--config.trian.rounds=3', 'Did you mean "train"'),
+    ('--config.train.round=3', 'Did you mean "rounds"'),
+    ('--config.train.rounds=many', 'invalid literal for int() with base 10'),
+    ('--config=configs/nowhere.py', 'configs/nowhere.py'),
   ],
 )
-def test_a_mistake_is_told_without_a_traceback(tmp_path, flags, told):
-  done = run(*flags, f'--workdir={tmp_path / "run"}')
+def test_a_wrong_flag_is_reported_without_a_traceback(tmp_path, flag, message):
+  done = run(f'--workdir={tmp_path / "run"}', flag)
   assert done.returncode != 0
-  assert told in done.stderr
+  assert message in done.stderr
   assert 'Traceback' not in done.stderr
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_missing_config_is_told():
-  done = run(config='configs/nowhere.py')
-  assert done.returncode != 0
-  assert 'configs/nowhere.py' in done.stderr
-  assert 'Traceback' not in done.stderr
+@pytest.fixture
+def launch(monkeypatch):
+  """Calls the command in this process, whose devices and cache stay the same."""
+  monkeypatch.setattr(type(jax.config), 'update', lambda *_: None)
+
+  def launch(*flags):
+    _, *command_line = command(*flags, config=ROOT / 'configs' / 'prp.py')
+    monkeypatch.setattr(sys, 'argv', command_line)
+    with flagsaver.flagsaver():
+      tpu_pod.main(tpu_pod.parse(command_line))
+
+  return launch
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--config.train.rounds=0', 'train.rounds = 0; it must be at least 1'),
+    ('rounds=3', "not a flag: 'rounds=3'"),
+  ],
+)
+def test_a_mistake_ends_the_command_with_a_message(
+  launch, tmp_path, flag, message
+):
+  with pytest.raises(SystemExit, match=message):
+    launch(flag, f'--workdir={tmp_path / "run"}')
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('error', 'ends_with', 'message'),
+  [
+    (
+      KeyboardInterrupt(),
+      SystemExit,
+      'The same flags with --workdir=.* resume',
+    ),
+    (FloatingPointError('nan'), FloatingPointError, 'nan'),
+  ],
+)
+def test_a_run_that_stops_early_has_a_report(
+  launch, tmp_path, monkeypatch, capsys, error, ends_with, message
+):
+  def build(config, workdir):
+    workdir_lib.prepare(workdir, config)
+    workdir_lib.claim(workdir, config, inputs='', tokenizers={}, weights={})
+
+  def stop(*_):
+    raise error
+
+  monkeypatch.setattr(job_lib, 'build', build)
+  monkeypatch.setattr(loop, 'run', stop)
+  with pytest.raises(ends_with, match=message):
+    launch(f'--workdir={tmp_path / "run"}')
+  assert f'Report: {tmp_path}/run/report.html' in capsys.readouterr().out
+  assert (tmp_path / 'run' / 'report.html').exists()
+
+
+def test_the_report_of_a_finished_run():
+  workdir, shown = runs.finished().workdir, runs.console()
+  tpu_pod.write_report(workdir, shown)
+  assert shown.file.getvalue() == f'Report: {workdir}/report.html\n'
+  report = pathlib.Path(workdir, 'report.html').read_text()
+  assert 'finished, 2 rounds' in report
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, cache):
+def test_a_killed_run_resumes_as_if_it_had_not_been(tmp_path, cache):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   assert run(*SMALL, cache, f'--workdir={whole}').returncode == 0
   flags = (*SMALL, cache, f'--workdir={killed}')
@@ -106,7 +174,9 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path, cache):
+def test_a_process_outlives_its_peer_and_hears_it_when_it_resumes(
+  tmp_path, cache
+):
   ports = {name: exchanges.free_address() for name in ('llama', 'gemma')}
   rounds = 24
 
@@ -118,7 +188,7 @@ def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path, cache):
           f'--config.train.rounds={rounds}',
           cache,
           f'--config.see.listen={ports[name]}',
-          f'--config.see.peers.{peer}.address={ports[peer]}',
+          f'--config.policies.{peer}.address={ports[peer]}',
           '--config.see.wait_s=5',
           f'--workdir={tmp_path / name}',
         ),
@@ -141,7 +211,7 @@ def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path, cache):
   wait_until(lambda: 'llama heard nothing from gemma' in log('llama'))
   alone = len(played('llama'))
   wait_until(lambda: len(played('llama')) >= alone + 3)
-  llama.send_signal(signal.SIGSTOP)  # It must not end before the other is back.
+  llama.send_signal(signal.SIGSTOP)  # It must not end before gemma is back.
   gemma = start('gemma', 'llama')
   wait_until(lambda: 'Resuming after round' in log('gemma'))
   llama.send_signal(signal.SIGCONT)
@@ -166,7 +236,7 @@ def test_a_process_outlives_its_peer_and_hears_it_again(tmp_path, cache):
         row.pop('bytes')
         assert total == sum(row.values())
       assert sent['evicted'] == sent['refused'] == sent['waiting'] == 0
-      if receiver == 'gemma':  # It was killed, and what it had came back.
+      if receiver == 'gemma':  # It was killed, and got all records again.
         arrived = sum(received.values()) - received['duplicate']
         assert (
           arrived
@@ -184,9 +254,6 @@ def wait_until(condition):
 
 def parameters(workdir, policy):
   """The bytes of a policy's last checkpoint, read without the package."""
-  import jax
-  import orbax.checkpoint as ocp
-
   path = workdir / 'checkpoints' / 'round_6' / policy
   with ocp.StandardCheckpointer() as checkpointer:
     leaves = jax.tree.leaves(checkpointer.restore(path))
@@ -195,13 +262,13 @@ def parameters(workdir, policy):
 
 
 @pytest.mark.slow
-def test_the_main_job_gains_fifteen_points(tmp_path, cache, monkeypatch):
-  # As users run it: it takes longer than it takes to optimise.
+def test_the_default_job_gains_fifteen_points(tmp_path, cache, monkeypatch):
+  # As users run it: so long a run is faster with optimised programs.
   monkeypatch.delenv('XLA_FLAGS')
   done = run(
     cache,
     f'--workdir={tmp_path / "run"}',
-    '--config.train.rounds=60',  # The first third gains most.
+    '--config.train.rounds=60',  # The first rounds gain most.
     config='configs/xgrpo.py',
     timeout=900,
   )
@@ -215,7 +282,7 @@ def test_the_main_job_gains_fifteen_points(tmp_path, cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_tokenizers_and_questions(tmp_path):
+def test_a_run_with_real_tokenizers_and_questions(tmp_path):
   folder = os.environ.get('MRL_TEST_DATA')
   if not folder:
     pytest.skip('MRL_TEST_DATA does not name a folder of real data')

@@ -1,7 +1,8 @@
-"""Every objective on one response, one token after the other, in float64.
+"""Every objective on one response, token by token in float64.
 
-They are in the form of the papers, over sequences and chunks, and know nothing
-of token forms: the gradients of these are compared with finite differences.
+They have the form of the papers, over sequences and chunks, not the per-token
+form of the losses. Finite differences of them are compared with the gradients
+of the losses.
 """
 
 import math
@@ -15,7 +16,7 @@ def bounded(x: float, low: float, high: float) -> float:
 
 
 def clipped(ratio, advantage, low, high, dual_clip=0.0) -> float:
-  """PPO's surrogate of one ratio, of a token or of whatever has one."""
+  """PPO's surrogate of the ratio of a token, a sequence or a chunk."""
   objective = min(
     ratio * advantage, bounded(ratio, 1 - low, 1 + high) * advantage
   )
@@ -25,13 +26,14 @@ def clipped(ratio, advantage, low, high, dual_clip=0.0) -> float:
 
 
 def grpo(logp_T, old_T, mask_T, advantage, low, high, dual_clip=0.0) -> float:
-  """The mean surrogate of the tokens that count."""
-  total = count = 0
-  for logp, old, counts in zip(logp_T, old_T, mask_T, strict=True):
-    if counts:
-      total += clipped(math.exp(logp - old), advantage, low, high, dual_clip)
-      count += 1
-  return total / count if count else 0.0
+  """The mean surrogate of the tokens in the mask."""
+  return mean_kept(
+    [
+      clipped(math.exp(logp - old), advantage, low, high, dual_clip)
+      for logp, old in zip(logp_T, old_T, strict=True)
+    ],
+    mask_T,
+  )
 
 
 def chunk_ratios(logp_T, behaviour_T, chunk_T) -> dict[int, float]:
@@ -45,7 +47,7 @@ def chunk_ratios(logp_T, behaviour_T, chunk_T) -> dict[int, float]:
 
 
 def prp(logp_T, behaviour_T, chunk_T, advantage, low, high) -> float:
-  """The surrogates of the chunks, for each of them once, over the length."""
+  """The sum of one surrogate per chunk, over the length."""
   ratios = chunk_ratios(logp_T, behaviour_T, chunk_T)
   return sum(
     clipped(ratio, advantage, low, high) for ratio in ratios.values()
@@ -53,12 +55,13 @@ def prp(logp_T, behaviour_T, chunk_T, advantage, low, high) -> float:
 
 
 def mean_kept(x_T, mask_T) -> float:
-  kept = [x for x, counts in zip(x_T, mask_T, strict=True) if counts]
+  """The mean over the mask; 0 if the mask is empty."""
+  kept = [x for x, keep in zip(x_T, mask_T, strict=True) if keep]
   return sum(kept) / len(kept) if kept else 0.0
 
 
 def gspo_ratio(logp_T, old_T, mask_T) -> float:
-  """The geometric mean of the ratios of the tokens that count."""
+  """The geometric mean of the ratios of the tokens in the mask."""
   return math.exp(mean_kept(logp_T, mask_T) - mean_kept(old_T, mask_T))
 
 
@@ -69,15 +72,15 @@ def gspo(logp_T, old_T, mask_T, advantage, low, high) -> float:
 
 
 def hacpo_ratio(logp_T, mask_T, source_logps) -> float:
-  """Each mean is over its own tokens: the two have different numbers of them."""
+  """Each mean is over its own tokens, whose numbers differ."""
   return math.exp(
     mean_kept(logp_T, mask_T) - sum(source_logps) / len(source_logps)
   )
 
 
-def hacpo(ratio, held_ratio, advantage, low, high, alpha) -> float:
-  """The weight is of `held_ratio`, through which no gradient goes."""
-  weight = bounded(held_ratio, low, high) ** alpha
+def hacpo(ratio, constant_ratio, advantage, low, high, alpha) -> float:
+  """The weight is made of `constant_ratio`, which has no gradient."""
+  weight = bounded(constant_ratio, low, high) ** alpha
   return bounded(ratio, low, high) * weight * advantage
 
 
@@ -89,13 +92,13 @@ def hacpo_low(delta, delta_step, mini_batch) -> float:
 
 
 def luffy(logp_T, mask_T, advantage, gamma) -> float:
-  """The mean shaped probability of the tokens that count."""
+  """The mean shaped probability of the tokens in the mask."""
   shaped_T = [math.exp(logp) / (math.exp(logp) + gamma) for logp in logp_T]
   return mean_kept(shaped_T, mask_T) * advantage
 
 
 def kl(logp, reference, form) -> float:
-  """Schulman's, of r = pi_ref / pi."""
+  """Schulman's estimates, from r = pi_ref / pi."""
   ratio = math.exp(reference - logp)
   if form == 'k1':
     return -math.log(ratio)
@@ -123,9 +126,9 @@ def gradient(function, x, step: float = 1e-6) -> np.ndarray:
 
 
 def rows(seed: int, spread: float):
-  """Log-probabilities of 16 responses under two policies, and what counts.
+  """Random log-probabilities of 16 responses under two policies.
 
-  Positions that do not count hold numbers all the same.
+  Positions outside the mask have numbers too.
 
   Returns:
     logp_BT, old_logp_BT, mask_BT; advantage_B1, of both signs.
@@ -137,7 +140,7 @@ def rows(seed: int, spread: float):
   mask_BT = np.arange(6)[None, :] < rng.integers(1, 7, (16, 1))
   mask_BT[0] = True
   mask_BT[1] = False
-  mask_BT[2:5, 1] = False  # A hole, as where a tool wrote.
+  mask_BT[2:5, 1] = False  # A hole, as left by the output of a tool.
   advantage_B1 = rng.uniform(0.5, 2.0, (16, 1)) * (-1) ** np.arange(16)[:, None]
   return (
     logp_BT.astype(np.float32),
@@ -148,18 +151,18 @@ def rows(seed: int, spread: float):
 
 
 def over_length(mask_BT) -> np.ndarray:
-  """The weights of a mean over the tokens that count."""
+  """Weights that average over the tokens in the mask."""
   lengths_B1 = np.maximum(mask_BT.sum(1, keepdims=True), 1)
   return (mask_BT / lengths_B1).astype(np.float32)
 
 
 def weighted(objective, logp_BT, weight_BT):
-  """Each row's weighted sum of a token form, and its gradient; by jax.
+  """Values and gradients, by JAX, of the weighted sums of a token objective.
 
   Args:
     objective: `logp_BT -> objective_BT`.
-    logp_BT: where.
-    weight_BT: of the tokens.
+    logp_BT: where to evaluate.
+    weight_BT: weights of the tokens.
 
   Returns:
     value_B, gradient_BT.
@@ -177,23 +180,35 @@ def weighted(objective, logp_BT, weight_BT):
   return np.asarray(value_B), np.asarray(gradient_BT)
 
 
-def by_row(function, logp_BT):
-  """Values and finite differences of `function(row, logp_T)`, row by row.
+def by_row(function, logp_BT, *arrays, **settings):
+  """Values and finite differences of a function of one row, in float64.
+
+  Args:
+    function: of a row of `logp_BT` and one of every array, and the settings.
+    logp_BT: where to evaluate.
+    *arrays: with a row for every row of `logp_BT`; floats become float64.
+    **settings: keyword arguments of the function.
 
   Returns:
-    value_B, gradient_BT, float64.
+    value_B, gradient_BT.
   """
-  logp_BT = np.asarray(logp_BT, np.float64)
-  value_B = [function(b, logp_T) for b, logp_T in enumerate(logp_BT)]
-  gradient_BT = [
-    gradient(lambda logp_T, b=b: function(b, logp_T), logp_T)
-    for b, logp_T in enumerate(logp_BT)
-  ]
-  return np.array(value_B), np.array(gradient_BT)
+  logp_BT, *arrays = (
+    x.astype(np.float64) if x.dtype == np.float32 else x
+    for x in (logp_BT, *arrays)
+  )
+  values, gradients = [], []
+  for logp_T, *rest in zip(logp_BT, *arrays, strict=True):
+
+    def row(logp_T, rest=rest):
+      return function(logp_T, *rest, **settings)
+
+    values.append(row(logp_T))
+    gradients.append(gradient(row, logp_T))
+  return np.array(values), np.array(gradients)
 
 
-def assert_agree(found, expected):
-  """Values and gradients in float32 are those in float64; zeros exactly."""
-  for a, b in zip(found, expected, strict=True):
+def assert_agree(actual, expected):
+  """Compares float32 values and gradients with float64; zeros are exact."""
+  for a, b in zip(actual, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(a[b == 0], 0.0)

@@ -1,24 +1,24 @@
+import functools
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mrl_jax.architecture import Lora
 from mrl_jax.architecture import Rope
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import logps
 from mrl_jax.models import rope
 from tests import decoders
-from tests import examples
 
 FAMILIES = pytest.mark.parametrize('family', sorted(families.FAMILIES))
+TOKENS_BT = np.random.default_rng(1).integers(0, 48, (2, 8))
 
-
-# What sets the families apart, from their papers and reference code.
+# The differences of the families, from their papers and reference code.
 REFERENCE = {
-  'llama': {'eps': 1e-5, 'base': 1e4, 'activation': 'silu'},
+  'llama': {'eps': 1e-5, 'base': 1e4, 'activation': 'silu', 'tied': False},
   'qwen': {'eps': 1e-6, 'base': 1e6, 'activation': 'silu', 'qk_norm': True},
   'gemma': {
     'eps': 1e-6,
@@ -40,8 +40,9 @@ def reference_logits(
   qk_norm=False,
   offset=0.0,
   scale=1.0,
+  tied=True,
 ):
-  """One row through `decoder`, head by head in float64."""
+  """Logits of one row, computed head by head in float64."""
 
   def array(param):
     return np.asarray(param[...], np.float64)
@@ -53,15 +54,15 @@ def reference_logits(
     root = np.sqrt((x**2).mean(-1, keepdims=True) + eps)
     return x / root * (array(module.scale) + offset)
 
-  def turn(x_TE):
+  def rotate(x_TE):
     length, size = x_TE.shape
     frequency_I = base ** (-2 * np.arange(size // 2) / size)
-    turned_TI = (x_TE[:, : size // 2] + 1j * x_TE[:, size // 2 :]) * np.exp(
+    rotated_TI = (x_TE[:, : size // 2] + 1j * x_TE[:, size // 2 :]) * np.exp(
       1j * np.arange(length)[:, None] * frequency_I
     )
-    return np.concatenate([turned_TI.real, turned_TI.imag], 1)
+    return np.concatenate([rotated_TI.real, rotated_TI.imag], 1)
 
-  def act(x):
+  def activate(x):
     if activation == 'silu':
       return x / (1 + np.exp(-x))
     return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
@@ -76,7 +77,7 @@ def reference_logits(
       q_TE, k_TE = x_TD @ q_DHE[:, head], x_TD @ k_DKE[:, shared]
       if qk_norm:
         q_TE, k_TE = norm(q_TE, attention.q_norm), norm(k_TE, attention.k_norm)
-      scores_TT = turn(q_TE) @ turn(k_TE).T / q_TE.shape[1] ** 0.5
+      scores_TT = rotate(q_TE) @ rotate(k_TE).T / q_TE.shape[1] ** 0.5
       weights_TT = np.tril(np.exp(scores_TT))
       weights_TT /= weights_TT.sum(1, keepdims=True)
       out_TD += weights_TT @ (x_TD @ v_DKE[:, shared]) @ o_HED[head]
@@ -87,194 +88,161 @@ def reference_logits(
   for block in decoder.blocks:
     x_TD = x_TD + attend(norm(x_TD, block.attention_norm), block.attention)
     h_TD, mlp = norm(x_TD, block.mlp_norm), block.mlp
-    gated_TF = act(h_TD @ weight(mlp.gate)) * (h_TD @ weight(mlp.up))
+    gated_TF = activate(h_TD @ weight(mlp.gate)) * (h_TD @ weight(mlp.up))
     x_TD = x_TD + gated_TF @ weight(mlp.down)
-  tied = decoder.unembed_DV is None
-  return norm(x_TD, decoder.final_norm) @ (
-    embed_VD.T if tied else array(decoder.unembed_DV)
-  )
+  unembed_DV = embed_VD.T if tied else array(decoder.unembed_DV)
+  return norm(x_TD, decoder.final_norm) @ unembed_DV
 
 
 @FAMILIES
-def test_logits_are_those_of_a_reference_in_float64(family):
-  graphdef, params = nnx.split(decoders.decoder(family))
-  rng = np.random.default_rng(0)
-  # Norms start out alike, which would hide that one is taken for another.
-  params = jax.tree.map(
-    lambda x: x + rng.normal(size=x.shape, scale=0.2).astype(np.float32), params
+def test_logits_are_those_of_a_float64_reference(family):
+  decoder = decoders.decoder(family)
+  logits_BTV = decoders.logits(decoder, TOKENS_BT)
+  for tokens_T, logits_TV in zip(TOKENS_BT, logits_BTV, strict=True):
+    expected_TV = reference_logits(decoder, tokens_T, **REFERENCE[family])
+    np.testing.assert_allclose(logits_TV, expected_TV, rtol=1e-4, atol=1e-4)
+
+
+@FAMILIES
+def test_logits_depend_on_their_token_and_those_before_it(family):
+  decoder, changed_BT = decoders.decoder(family), TOKENS_BT.copy()
+  changed_BT[:, 4] += 1
+  differs_BTV = decoders.logits(decoder, TOKENS_BT) != decoders.logits(
+    decoder, changed_BT
   )
+  np.testing.assert_array_equal(differs_BTV.any(2), [[0] * 4 + [1] * 4] * 2)
+
+
+@FAMILIES
+def test_left_padding_changes_no_logit(family):
+  # Row 0 has five tokens after padding; row 1 has the same ones, then others.
+  tokens_BT = np.stack([TOKENS_BT[0], np.roll(TOKENS_BT[0], -3)])
+  valid_BT = np.ones((2, 8), bool)
+  valid_BT[0, :3] = False
+  padded_TV, plain_TV = decoders.logits(
+    decoders.decoder(family), tokens_BT, valid_BT
+  )
+  np.testing.assert_allclose(padded_TV[3:], plain_TV[:5], atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decode(graphdef, params, token_B1, slot, cache):
+  """Logits after the token in `slot`, from the cached keys and values."""
   decoder = nnx.merge(graphdef, params)
-  tokens_T = rng.integers(0, 48, 12)
-  np.testing.assert_allclose(
-    decoders.logits(decoder, tokens_T[None])[0],
-    reference_logits(decoder, tokens_T, **REFERENCE[family]),
-    rtol=1e-4,
-    atol=1e-4,
+  written_11S = (jnp.arange(8) <= slot)[None, None, :]
+  hidden_B1D, cache = decoder(
+    token_B1,
+    jnp.full((2, 1), slot),
+    jnp.broadcast_to(written_11S, (2, 1, 8)),
+    cache,
+    slot,
   )
+  return decoder.logits(hidden_B1D)[:, 0], cache
 
 
 @FAMILIES
-def test_causality_by_a_gradient(family):
-  graphdef, params = nnx.split(decoders.decoder(family))
-  length, at = 6, 3
-  positions_BT, mask_BTT = logps.prompt_layout(jnp.ones((1, length), bool))
-
-  def hidden_at(params):
-    # Token t stands at position t alone, so its embedding is that position's.
-    tokens_BT = jnp.arange(length)[None, :]
-    hidden_BTD, _ = nnx.merge(graphdef, params)(
-      tokens_BT, positions_BT, mask_BTT
-    )
-    return (hidden_BTD[0, at] * jnp.arange(1.0, 33)).sum()
-
-  gradient_VD = jax.jit(jax.grad(hidden_at))(params)['embed_VD'][...]
-  moved_T = np.abs(gradient_VD[:length]).max(1)
-  assert (moved_T[: at + 1] > 0).all()
-  np.testing.assert_array_equal(moved_T[at + 1 :], 0.0)
-
-
-@FAMILIES
-def test_a_cache_gives_what_the_full_forward_gives(family):
+def test_decoding_with_a_cache_gives_the_logits_of_the_full_forward(family):
   decoder = decoders.decoder(family)
-  tokens_BT = jax.random.randint(jax.random.key(1), (2, 7), 0, 48)
-  expected_BTV = decoders.logits(decoder, tokens_BT)
-  graphdef, params = nnx.split(decoder)
-
-  @jax.jit
-  def step(token_B1, slot, cache):
-    decoder = nnx.merge(graphdef, params)
-    hidden_B1D, cache = decoder(
-      token_B1,
-      jnp.full((2, 1), slot),
-      jnp.broadcast_to((jnp.arange(7) <= slot)[None, None, :], (2, 1, 7)),
-      cache,
-      slot,
-    )
-    return decoder.logits(hidden_B1D)[:, 0], cache
-
-  cache = decoder_lib.empty_cache(decoder.config, 2, 7)
-  for slot in range(7):
-    logits_BV, cache = step(tokens_BT[:, slot : slot + 1], slot, cache)
+  expected_BTV = decoders.logits(decoder, TOKENS_BT)
+  split = nnx.split(decoder)
+  cache = decoder_lib.empty_cache(decoder.config, 2, 8)
+  for slot in range(8):
+    token_B1 = TOKENS_BT[:, slot : slot + 1]
+    logits_BV, cache = decode(*split, token_B1, slot, cache)
     np.testing.assert_allclose(logits_BV, expected_BTV[:, slot], atol=1e-5)
-    np.testing.assert_array_equal(
-      logits_BV.argmax(-1), expected_BTV[:, slot].argmax(-1)
-    )
-
-
-@FAMILIES
-def test_left_padding_changes_nothing(family):
-  decoder = decoders.decoder(family)
-  tokens_BT = jax.random.randint(jax.random.key(1), (1, 5), 0, 48)
-  padded_BT = jnp.pad(tokens_BT, ((0, 0), (3, 0)), constant_values=7)
-  valid_BT = np.arange(8)[None, :] >= 3
-  np.testing.assert_allclose(
-    decoders.logits(decoder, padded_BT, valid_BT)[:, 3:],
-    decoders.logits(decoder, tokens_BT),
-    atol=1e-5,
-  )
 
 
 def test_grouped_queries_share_their_key_and_value():
-  q_BHTE = jax.random.normal(jax.random.key(0), (1, 4, 3, 8))
-  k_BKSE = jax.random.normal(jax.random.key(1), (1, 2, 3, 8))
-  v_BKSE = jax.random.normal(jax.random.key(2), (1, 2, 3, 8))
-  mask_BTS = jnp.tril(jnp.ones((1, 3, 3), bool))
-  out = decoder_lib.attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS)
+  rng = np.random.default_rng(0)
+  q_BHTE = rng.normal(size=(1, 4, 3, 8)).astype(np.float32)
+  k_BKSE, v_BKSE = rng.normal(size=(2, 1, 2, 3, 8)).astype(np.float32)
+  mask_TS = np.tril(np.ones((3, 3), bool))
+  out_BHTE = jax.jit(decoder_lib.attend)(q_BHTE, k_BKSE, v_BKSE, mask_TS[None])
   for head in range(4):
     k_SE, v_SE = k_BKSE[0, head // 2], v_BKSE[0, head // 2]
-    scores_TS = np.asarray(q_BHTE[0, head] @ k_SE.T, np.float64) / 8**0.5
-    scores_TS[~np.asarray(mask_BTS[0])] = -np.inf
-    weights_TS = np.exp(scores_TS)
+    weights_TS = mask_TS * np.exp(q_BHTE[0, head] @ k_SE.T / 8**0.5)
     weights_TS /= weights_TS.sum(1, keepdims=True)
-    np.testing.assert_allclose(out[0, head], weights_TS @ v_SE, atol=1e-5)
+    np.testing.assert_allclose(out_BHTE[0, head], weights_TS @ v_SE, atol=1e-5)
 
 
-def test_rotation_depends_on_relative_positions_only():
-  q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+def test_rotated_scores_depend_on_relative_positions_only():
+  x_BHTE = np.arange(16, dtype=np.float32).reshape(2, 1, 1, 8)
 
-  def score(q_at, k_at):
-    turned = (
-      rope.rotate(x, *rope.rotary(jnp.full((1, 1), at), 8, Rope(base=100.0)))
-      for x, at in ((q, q_at), (k, k_at))
+  @jax.jit
+  def score(positions_BT):
+    sin_cos = rope.rotary(positions_BT, 8, Rope(base=100.0))
+    q, k = rope.rotate(x_BHTE, *sin_cos)
+    return (q * k).sum()
+
+  at_5_and_2, at_13_and_10, at_5_and_3 = (
+    float(score(np.array(positions)[:, None]))
+    for positions in ([5, 2], [13, 10], [5, 3])
+  )
+  assert at_5_and_2 == pytest.approx(at_13_and_10, rel=1e-4)
+  assert at_5_and_2 != pytest.approx(at_5_and_3, rel=1e-2)
+
+
+@functools.cache
+def gradient(remat):
+  """Value and gradients of a sum of hidden states; products with weights."""
+  graphdef, params = nnx.split(decoders.decoder(num_layers=1, remat=remat))
+
+  @jax.jit
+  @jax.value_and_grad
+  def total(params, tokens_BT):
+    positions_BT, mask_BTT = logps.prompt_layout(jnp.ones((2, 8), bool))
+    hidden_BTD, _ = nnx.merge(graphdef, params)(
+      tokens_BT, positions_BT, mask_BTT
     )
-    return float((next(turned) * next(turned)).sum())
+    return (hidden_BTD * jnp.arange(32.0)[None, None, :]).sum()
 
-  assert score(5, 2) == pytest.approx(score(13, 10), rel=1e-4)
-  assert score(5, 2) != pytest.approx(score(5, 3), rel=1e-2)
-
-
-def test_families_differ_as_they_say():
-  llama, qwen, gemma = map(decoders.decoder, ('llama', 'qwen', 'gemma'))
-  assert llama.unembed_DV is not None
-  assert gemma.unembed_DV is None
-  assert qwen.blocks[0].attention.q_norm is not None
-  assert llama.blocks[0].attention.q_norm is None
-  # Gemma's norms scale by 1 + w and start from w = 0.
-  np.testing.assert_array_equal(gemma.final_norm.scale[...], 0.0)
-  np.testing.assert_array_equal(llama.final_norm.scale[...], 1.0)
-  x_BTD = jnp.arange(1.0, 33)[None, None, :]
-  np.testing.assert_allclose(
-    gemma.final_norm(x_BTD), llama.final_norm(x_BTD), rtol=1e-5
-  )
+  traced = total.trace(params, TOKENS_BT)
+  value, gradients = traced.lower().compile()(params, TOKENS_BT)
+  products = str(traced.jaxpr).count('dot_general')
+  return value, jax.tree.leaves(gradients), products
 
 
-def test_adapters_that_begin_change_nothing():
-  lora = Lora(rank=2, alpha=3, target_modules=('v_proj', 'down_proj'))
-  with_them = decoder_lib.Decoder(examples.model(lora=lora), nnx.Rngs(0))
-  _, _, frozen = decoder_lib.split(with_them)
-  without = nnx.merge(
-    decoder_lib.abstract(examples.model())[0], frozen, decoder_lib.NO_PARAMS
-  )
-  tokens_BT = jax.random.randint(jax.random.key(1), (2, 7), 0, 48)
-  np.testing.assert_array_equal(
-    decoders.logits(with_them, tokens_BT), decoders.logits(without, tokens_BT)
-  )
-
-
-@pytest.mark.parametrize('remat', ['dots', 'block'])
-def test_remat_changes_neither_value_nor_gradient(remat):
-  tokens_BT = jax.random.randint(jax.random.key(1), (2, 7), 0, 48)
-
-  def gradient(**changes):
-    graphdef, params, _ = decoder_lib.split(
-      decoder_lib.Decoder(examples.model(**changes), nnx.Rngs(0))
-    )
-
-    def total(params):
-      network = nnx.merge(graphdef, params)
-      positions_BT, mask_BTT = logps.prompt_layout(jnp.ones((2, 7), bool))
-      hidden_BTD, _ = network(tokens_BT, positions_BT, mask_BTT)
-      return (hidden_BTD * jnp.arange(32.0)[None, None, :]).sum()
-
-    jaxpr = jax.make_jaxpr(jax.grad(total))(params)
-    return jax.jit(jax.value_and_grad(total))(params), str(jaxpr)
-
-  (value, plain), program = gradient()
-  (again, saved), less = gradient(remat=remat)
-  assert float(value) == pytest.approx(float(again), rel=1e-6)
-  for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(saved), strict=True):
+# The feed-forward layer has two products with an activation after them.
+@pytest.mark.parametrize(('remat', 'recomputed'), [('dots', 2), ('block', 8)])
+def test_remat_changes_neither_value_nor_gradient(remat, recomputed):
+  value, gradients, products = gradient('none')
+  same_value, same_gradients, more_products = gradient(remat)
+  assert float(value) == pytest.approx(float(same_value), rel=1e-6)
+  for x, y in zip(gradients, same_gradients, strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
-  # The feed-forward products of two layers are computed again, or not.
-  assert less.count('dot_general') - program.count('dot_general') == {
-    'dots': 2 * 2, 'block': 2 * 8,
-  }[remat]  # fmt: skip
+  assert more_products - products == recomputed
+
+
+def test_casting_parameters_beforehand_changes_no_bit_of_the_logits():
+  decoder = decoders.decoder('qwen', dtype='bfloat16')
+  graphdef, params, _ = decoder_lib.split(decoder)
+  cast = decoder_lib.cast(params, 'bfloat16')
+  dtypes = {
+    (path[-1] == 'scale', str(param.get_value().dtype))
+    for path, param in cast.flat_state()
+  }
+  assert dtypes == {(True, 'float32'), (False, 'bfloat16')}
+  np.testing.assert_array_equal(
+    decoders.logits(decoder, TOKENS_BT),
+    decoders.logits(nnx.merge(graphdef, cast), TOKENS_BT),
+  )
 
 
 def test_a_window_is_the_last_positions():
-  mask_BTS = jnp.tril(jnp.ones((1, 4, 4), bool))
+  mask_BTS = np.tril(np.ones((1, 4, 4), bool))
   np.testing.assert_array_equal(
     decoder_lib.window_mask(mask_BTS, 0, 2)[0],
     [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
   )
-  one_B1S = jnp.ones((1, 1, 6), bool)
-  # A token at slot 4 sees slots 3 and 4; what is not written yet is masked
-  # by the sampler.
+  # A token at slot 4 attends to slots 3 and 4. Slot 5 is not written yet; the
+  # sampler masks it.
   np.testing.assert_array_equal(
-    decoder_lib.window_mask(one_B1S, 4, 2)[0, 0], [0, 0, 0, 1, 1, 1]
+    decoder_lib.window_mask(np.ones((1, 1, 6), bool), 4, 2)[0, 0],
+    [0, 0, 0, 1, 1, 1],
   )
 
 
-def test_a_cap_worked_by_hand():
+def test_a_soft_cap_worked_by_hand():
   # 2 tanh(1 / 2) = 0.92423.
   x = jnp.array([1.0, 100.0])
   np.testing.assert_allclose(

@@ -16,6 +16,7 @@ from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import hf_weights
 from mrl_jax.models import sharding
+from tests import decoders
 from tests import imports
 from tests import parity
 from tests.models import test_parity
@@ -49,7 +50,7 @@ def fault(folder) -> str:
   return str(error.value)
 
 
-def test_all_that_is_wrong_is_told_at_once(folder):
+def test_one_error_lists_every_tensor_that_does_not_fit(folder):
   arrays = tensors(folder)
   del arrays['model.norm.weight']
   arrays['model.layers.9.mlp.up_proj.weight'] = np.zeros((2, 2), np.float32)
@@ -58,12 +59,12 @@ def test_all_that_is_wrong_is_told_at_once(folder):
   save(folder, arrays)
   text = fault(folder)
   assert '1 missing:\n  model.norm.weight [16]' in text
-  assert '1 not in such a model:\n  model.layers.9.mlp.up_proj.weight' in text
+  assert '1 not part of the model:\n  model.layers.9.mlp.up_proj.weight' in text
   assert f'{Q} [23, 16], should be [24, 16]' in text
   assert 'lm_head.weight I8' in text
 
 
-def test_a_truncated_file_is_told_with_what_it_should_hold(folder):
+def test_a_truncated_file_is_named_with_the_tensors_it_should_have(folder):
   path = os.path.join(folder, hf_weights.WEIGHTS)
   with open(path, 'r+b') as f:
     f.truncate(os.path.getsize(path) - 1)
@@ -73,13 +74,13 @@ def test_a_truncated_file_is_told_with_what_it_should_hold(folder):
   assert 'and 29 more' in text
 
 
-def test_shards_that_the_index_names_have_to_be_there(folder):
+def test_shards_in_the_index_must_exist(folder):
   arrays = tensors(folder)
   os.remove(os.path.join(folder, hf_weights.WEIGHTS))
   index = os.path.join(folder, hf_weights.INDEX)
   with open(index, 'w') as f:
     json.dump({'weight_map': dict.fromkeys(arrays, 'a.safetensors')}, f)
-  assert 'a.safetensors is not there, and the index names it' in fault(folder)
+  assert 'a.safetensors: No such file or directory' in fault(folder)
   with open(index, 'w') as f:
     f.write('{"weight_map": 3}')
   assert 'is not an index' in fault(folder)
@@ -87,10 +88,10 @@ def test_shards_that_the_index_names_have_to_be_there(folder):
 
 def test_pickles_are_not_read(tmp_path):
   (tmp_path / 'pytorch_model.bin').write_bytes(b'')
-  assert 'pickles are not safe to' in fault(tmp_path)
+  assert 'pickles are not safe;' in fault(tmp_path)
 
 
-def test_tied_copies_and_old_constants_are_no_mistake(folder):
+def test_copies_of_tied_embeddings_and_old_constants_are_ignored(folder):
   arrays = tensors(folder)
   arrays['model.layers.0.self_attn.rotary_emb.inv_freq'] = np.ones(
     3, np.float32
@@ -118,24 +119,24 @@ def test_half_precision_is_read_and_written_without_loss(
     np.testing.assert_array_equal(x, halves[name])
 
 
-def test_parameters_may_be_kept_in_half_precision():
+def test_parameters_may_be_read_in_half_precision():
   _, params = test_parity.read(SOURCE, param_dtype='bfloat16')
   assert {str(x.dtype) for x in jax.tree.leaves(params)} == {'bfloat16'}
 
 
-def test_tensors_go_to_their_shards_and_are_told_of():
-  told = []
+def test_tensors_are_placed_on_their_shards_and_progress_is_in_bytes():
+  read_bytes = []
   model = config()
-  place = test_parity.mesh(1, 2, 2)
+  mesh = decoders.mesh(1, 2, 2)
   _, like, _ = decoder_lib.abstract(model)
-  # Its vocabulary of 61 does not divide.
-  places = sharding.params(like, place, {**sharding.TRAIN, 'vocab': None})
-  params = hf_weights.read(SOURCE, model, like, places, told.append)
+  # The mesh does not divide the vocabulary of 61.
+  places = sharding.params(like, mesh, {**sharding.TRAIN, 'vocab': None})
+  params = hf_weights.read(SOURCE, model, like, places, read_bytes.append)
   for x, y in zip(
     jax.tree.leaves(params), jax.tree.leaves(places), strict=True
   ):
     assert x.sharding == y
-  assert sum(told) == sum(x.nbytes for x in tensors(SOURCE).values())
+  assert sum(read_bytes) == sum(x.nbytes for x in tensors(SOURCE).values())
   q = params['blocks'][0]['attention']['q']['weight'].get_value()
   theirs = tensors(SOURCE)[Q]
   np.testing.assert_array_equal(
@@ -143,7 +144,7 @@ def test_tensors_go_to_their_shards_and_are_told_of():
   )
 
 
-def test_adapters_are_merged_where_they_are():
+def test_adapters_are_merged_into_the_matrices_that_have_them():
   lora = Lora(rank=2, alpha=3, target_modules=('o_proj', 'up_proj'))
   model = config(lora=lora)
   rng = np.random.default_rng(0)
@@ -204,13 +205,13 @@ def test_an_import_takes_little_more_memory_than_its_parameters(tmp_path):
   assert figures['peak_over_parameters'] < 1.3
 
 
-def test_of_both_the_one_file_is_read(folder):
+def test_the_single_file_is_read_before_an_index(folder):
   with open(os.path.join(folder, hf_weights.INDEX), 'w') as f:
     json.dump({'weight_map': {Q: 'stale.safetensors'}}, f)
   hf_weights.check(folder, config())
 
 
-def test_other_weights_have_another_fingerprint(folder):
+def test_the_fingerprint_changes_with_the_weights(folder):
   before = hf_weights.fingerprint(folder)
   assert before == hf_weights.fingerprint(SOURCE)
   arrays = tensors(folder)

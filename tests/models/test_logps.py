@@ -1,3 +1,5 @@
+import math
+import re
 import types
 
 from flax import nnx
@@ -12,86 +14,112 @@ from tests import decoders
 from tests import examples
 from tests.losses import references
 
-DECODER = decoders.decoder()
-TOKENS_BS = jax.random.randint(jax.random.key(1), (3, 9), 0, 48)
-VALID_BS = jnp.array([[1] * 9, [0, 0] + [1] * 7, [0] + [1] * 6 + [0, 0]], bool)
+TOKENS_BS = np.random.default_rng(1).integers(0, 48, (3, 9))
+VALID_BS = np.array([[1] * 9, [0, 0] + [1] * 7, [0] + [1] * 6 + [0, 0]], bool)
 
 
-def test_layout_of_left_padded_rows():
+def test_positions_and_mask_of_left_padded_rows():
   positions_BS, mask_BSS = logps.prompt_layout(VALID_BS[1:2, :4])
   np.testing.assert_array_equal(positions_BS, [[0, 0, 0, 1]])
-  expected = np.zeros((4, 4), bool)
-  expected[2, 2] = expected[3, 2] = expected[3, 3] = True
-  np.testing.assert_array_equal(mask_BSS[0], expected)
+  expected_SS = np.zeros((4, 4), bool)
+  expected_SS[2, 2] = expected_SS[3, 2] = expected_SS[3, 3] = True
+  np.testing.assert_array_equal(mask_BSS[0], expected_SS)
 
 
-def test_they_are_those_of_the_token_after():
-  all_BSV = jax.nn.log_softmax(decoders.logits(DECODER, TOKENS_BS, VALID_BS))
-  logp_BT = logps.response_logps(DECODER, TOKENS_BS, VALID_BS, 4, 1000)
-  for b in range(3):
-    for t in range(4):
-      at = 5 + t
-      expected = (
-        all_BSV[b, at - 1, TOKENS_BS[b, at]] if VALID_BS[b, at] else 0.0
-      )
-      assert float(logp_BT[b, t]) == pytest.approx(float(expected), abs=1e-5)
-
-
-@pytest.mark.parametrize('chunk', [1, 6, 7, 9])
-def test_chunks_change_neither_value_nor_gradient(chunk):
-  graphdef, params = nnx.split(DECODER)
-
-  def total(params, chunk):
-    decoder = nnx.merge(graphdef, params)
-    logp_BT = logps.response_logps(decoder, TOKENS_BS, VALID_BS, 5, chunk)
-    return (logp_BT * jnp.arange(1.0, 6)[None, :]).sum()
-
-  expected, gradient = jax.jit(jax.value_and_grad(total), static_argnums=1)(
-    params, 1000
-  )
-  value, chunked = jax.jit(jax.value_and_grad(total), static_argnums=1)(
-    params, chunk
-  )
-  assert value == pytest.approx(float(expected), rel=1e-5)
-  for a, b in zip(
-    jax.tree.leaves(gradient), jax.tree.leaves(chunked), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-4)
-
-
-def test_logits_of_all_tokens_are_never_held():
-  length, vocabulary = 64, 16384
-  decoder = decoder_lib.Decoder(
-    examples.model(vocab_size=vocabulary), nnx.Rngs(0)
-  )
+def test_scores_are_of_the_distribution_that_each_token_is_drawn_from():
+  decoder = decoders.decoder()
   graphdef, params = nnx.split(decoder)
-  tokens_BS = jnp.ones((4, length + 1), jnp.int32)
 
-  def peak(chunk):
-    def total(params):
-      return logps.response_logps(
-        nnx.merge(graphdef, params), tokens_BS, tokens_BS > 0, length, chunk
-      ).sum()
+  @jax.jit
+  def score(params, tokens_BS, valid_BS):
+    args = nnx.merge(graphdef, params), tokens_BS, valid_BS, 4, 6
+    return logps.response_scores(*args, True), logps.response_scores(*args)
 
-    compiled = jax.jit(jax.grad(total)).lower(params).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+  scores, without_entropy = score(params, TOKENS_BS, VALID_BS)
+  np.testing.assert_array_equal(scores.logp_BT, without_entropy.logp_BT)
+  assert without_entropy.entropy_BT is None
+  all_BSV = decoders.logits(decoder, TOKENS_BS, VALID_BS).astype(float)
+  for b, t in np.ndindex(3, 4):
+    logits_V = all_BSV[b, 5 + t - 1]
+    logp = logits_V[TOKENS_BS[b, 5 + t]] - np.log(np.exp(logits_V).sum())
+    expected = logp, references.entropy(logits_V)
+    if not VALID_BS[b, 5 + t]:
+      expected = 0.0, 0.0
+    found = float(scores.logp_BT[b, t]), float(scores.entropy_BT[b, t])
+    assert found == pytest.approx(expected, abs=1e-4)
 
-  whole = 4 * length * vocabulary * 4
-  assert peak(1 << 20) > whole
-  assert peak(16) < whole / 2
+
+# With a batch of 2, chunks of 1, 2 and 5 positions of 5.
+@pytest.mark.parametrize('chunk', [1, 4, 100])
+def test_chunks_change_neither_scores_nor_gradients(chunk):
+  rng = np.random.default_rng(0)
+  # With the identity as unembedding, hidden states are logits.
+  hidden_BTD = (3 * rng.standard_normal((2, 5, 7))).astype(np.float32)
+  unembed_DV = np.eye(7, dtype=np.float32)
+  targets_BT = rng.integers(0, 7, (2, 5))
+  weight_BT = np.arange(1.0, 11.0, dtype=np.float32).reshape(2, 5)
+
+  def total(hidden_BTD, unembed_DV):
+    decoder = types.SimpleNamespace(logits=lambda x_BTD: x_BTD @ unembed_DV)
+    scores = logps.token_scores(
+      decoder, hidden_BTD, targets_BT, chunk, entropy=True
+    )
+    return (weight_BT * (scores.logp_BT + scores.entropy_BT)).sum(), scores
+
+  gradients, scores = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(
+    hidden_BTD, unembed_DV
+  )
+  expected_BTD = np.zeros((2, 5, 7))
+  for b, t in np.ndindex(2, 5):
+
+    def logp(logits_V, target=targets_BT[b, t]):
+      return logits_V[target] - np.log(np.exp(logits_V).sum())
+
+    logits_V = hidden_BTD[b, t].astype(float)
+    found = float(scores.logp_BT[b, t]), float(scores.entropy_BT[b, t])
+    expected = logp(logits_V), references.entropy(logits_V)
+    assert found == pytest.approx(expected, rel=1e-4)
+    expected_BTD[b, t] = weight_BT[b, t] * references.gradient(
+      lambda x_V, logp=logp: logp(x_V) + references.entropy(x_V), logits_V
+    )
+  expected_DV = np.einsum('BTD,BTV->DV', hidden_BTD, expected_BTD)
+  np.testing.assert_allclose(gradients[0], expected_BTD, atol=1e-4)
+  np.testing.assert_allclose(gradients[1], expected_DV, atol=1e-3)
 
 
-def test_no_rounding_makes_a_token_more_than_certain(monkeypatch):
-  # As where an accelerator's exp(0) is a little less than 1.
+def test_no_array_has_the_logits_of_more_than_one_chunk():
+  length, vocabulary = 64, 16384
+  graphdef, params, _ = decoder_lib.abstract(
+    examples.model(vocab_size=vocabulary, num_layers=1)
+  )
+  tokens_BS = np.ones((4, length + 1), np.int32)
+
+  def largest_array(chunk):
+    """Elements of the largest array in the program of the gradient."""
+
+    def total(params, tokens_BS):
+      scores = logps.response_scores(
+        nnx.merge(graphdef, params, decoder_lib.NO_PARAMS),
+        *(tokens_BS, tokens_BS > 0, length, chunk),
+        entropy=True,
+      )
+      return scores.logp_BT.sum() + scores.entropy_BT.sum()
+
+    program = str(jax.make_jaxpr(jax.grad(total))(params, tokens_BS))
+    shapes = re.findall(r'f32\[([\d,]+)\]', program)
+    return max(math.prod(map(int, shape.split(','))) for shape in shapes)
+
+  assert largest_array(1 << 20) == 4 * length * vocabulary
+  assert largest_array(16) < 4 * length * vocabulary / 2
+
+
+def test_no_log_probability_is_rounded_to_above_zero(monkeypatch):
+  # On an accelerator, exp(0) may be a little less than 1.
   monkeypatch.setattr(jax.nn, 'logsumexp', lambda x, axis: x.max(axis) - 1e-6)
   logits_BV = jnp.array([[0.0, -50.0], [3.0, 1.0]])
   np.testing.assert_array_equal(
     logps.log_prob(logits_BV, jnp.zeros(2, jnp.int32)), 0.0
   )
-
-
-# Its hidden states are its logits.
-BARE = types.SimpleNamespace(logits=lambda x_BTV: x_BTV)
 
 
 def test_entropies_worked_by_hand():
@@ -106,68 +134,3 @@ def test_entropies_worked_by_hand():
     rtol=1e-6,
     atol=1e-30,
   )
-
-
-@pytest.mark.parametrize('chunk', [1, 6, 100])
-def test_entropy_and_its_gradient_are_those_of_the_reference(chunk):
-  rng = np.random.default_rng(0)
-  logits_BTV = (3 * rng.standard_normal((2, 5, 7))).astype(np.float32)
-  weight_BT = np.arange(1.0, 11.0, dtype=np.float32).reshape(2, 5)
-
-  def total(logits_BTV):
-    scores = logps.token_logps(
-      BARE, logits_BTV, jnp.ones((2, 5), jnp.int32), chunk, entropy=True
-    )
-    return (weight_BT * scores[1]).sum(), scores
-
-  gradient_BTV, (logp_BT, entropy_BT) = jax.jit(jax.grad(total, has_aux=True))(
-    logits_BTV
-  )
-  np.testing.assert_allclose(
-    logp_BT, jax.nn.log_softmax(logits_BTV)[..., 1], rtol=1e-5
-  )
-  for b, t in np.ndindex(2, 5):
-    logits_V = logits_BTV[b, t].astype(float)
-    expected = references.entropy(logits_V)
-    assert float(entropy_BT[b, t]) == pytest.approx(expected, rel=1e-4)
-    expected_V = weight_BT[b, t] * references.gradient(
-      references.entropy, logits_V
-    )
-    np.testing.assert_allclose(gradient_BTV[b, t], expected_V, atol=1e-5)
-
-
-def test_distributions_of_all_tokens_are_never_held_for_their_entropy():
-  unembed_DV = jnp.ones((8, 16384))
-  decoder = types.SimpleNamespace(logits=lambda x_BTD: x_BTD @ unembed_DV)
-
-  def peak(chunk):
-    def total(hidden_BTD):
-      targets_BT = jnp.zeros((4, 64), jnp.int32)
-      scores = logps.token_logps(decoder, hidden_BTD, targets_BT, chunk, True)
-      return scores[0].sum() + scores[1].sum()
-
-    compiled = jax.jit(jax.grad(total)).lower(jnp.ones((4, 64, 8))).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  whole = 4 * 64 * 16384 * 4
-  assert peak(1 << 20) > whole
-  assert peak(16) < whole / 2
-
-
-def test_entropy_is_of_the_distribution_that_its_token_is_drawn_from():
-  all_BSV = decoders.logits(DECODER, TOKENS_BS, VALID_BS)
-  graphdef, params = nnx.split(DECODER)
-
-  @jax.jit
-  def scores(params):
-    decoder = nnx.merge(graphdef, params)
-    args = decoder, TOKENS_BS, VALID_BS, 4, 6
-    return logps.response_logps(*args, True), logps.response_logps(*args)
-
-  (logp_BT, entropy_BT), alone_BT = scores(params)
-  np.testing.assert_array_equal(logp_BT, alone_BT)
-  for b, t in np.ndindex(3, 4):
-    at = 5 + t
-    logits_V = np.asarray(all_BSV[b, at - 1], float)
-    expected = references.entropy(logits_V) if VALID_BS[b, at] else 0.0
-    assert float(entropy_BT[b, t]) == pytest.approx(expected, abs=1e-4)

@@ -1,3 +1,5 @@
+import math
+
 import jax
 
 from mrl_jax.mwra import meshes
@@ -20,5 +22,5 @@ def test_policies_have_disjoint_meshes_of_the_planned_shape():
   assert built['a'].shape == {'data': 1, 'fsdp': 2, 'tensor': 2}
 
 
-def test_memory_of_devices_that_do_not_tell_is_unknown():
-  assert meshes.device_bytes(jax.devices()) is None
+def test_device_memory_is_unknown_if_no_device_reports_it():
+  assert meshes.device_bytes(jax.devices()) == math.inf

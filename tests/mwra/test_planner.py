@@ -39,8 +39,8 @@ def test_the_slower_policy_has_the_larger_slice():
   assert list(slices) == ['small', 'large']
 
 
-def test_devices_that_do_not_help_are_left_free():
-  # The large policy cannot use more than 4; a second one of 1 is fast enough.
+def test_devices_that_shorten_no_round_stay_free():
+  # The large policy can use 4 at most; the small one is faster on a single one.
   models = {
     'large': examples.model(num_layers=40, d_model=4),
     'small': examples.model(d_model=4),
@@ -51,7 +51,7 @@ def test_devices_that_do_not_help_are_left_free():
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(3, 9))
-def test_the_makespan_is_that_of_brute_force(layers, devices):
+def test_makespan_and_devices_are_those_of_brute_force(layers, devices):
   models = {
     str(i): examples.model(num_layers=n, d_model=24)
     for i, n in enumerate(layers)
@@ -68,13 +68,13 @@ def test_the_makespan_is_that_of_brute_force(layers, devices):
   assert (makespan, sum(len(s.devices) for s in slices.values())) == best
 
 
-def test_only_the_rows_are_spread_over_what_is_not_tensor():
-  # Four devices are two by two: two parts of the rows and of d_model.
+def test_the_tensor_axis_need_not_divide_the_rows():
+  # Of four devices, fsdp = 2 divides the 2 rows and d_model.
   slices = plan({'a': examples.model(d_model=6)}, 4, tensor=2, divides=2)
   assert slices['a'].shape == (1, 2, 2)
 
 
-def test_too_few_devices_is_told_with_what_would_help():
+def test_the_error_for_too_few_devices_says_what_would_help():
   models = {name: examples.model() for name in 'abc'}
   with pytest.raises(checks.InputError, match='3 policies do not fit on 2'):
     plan(models, 2)
@@ -82,26 +82,31 @@ def test_too_few_devices_is_told_with_what_would_help():
     plan(models, 2)
 
 
-def test_time_sharing_gives_everyone_all_devices():
+def test_time_sharing_gives_every_policy_all_devices():
   slices = plan({name: examples.model() for name in 'abc'}, 2, time_share=True)
   assert {s.devices for s in slices.values()} == {(0, 1)}
 
 
-def test_policies_that_take_turns_keep_their_states():
+def test_states_stay_resident_while_policies_take_turns():
   models = {name: examples.model() for name in 'abc'}
-  need = cost.estimate(examples.model(), SHAPE)
-  enough = 2 * need.state_bytes + need.peak_bytes(1)
+  costs = cost.estimate(examples.model(), SHAPE)
+  enough = 2 * costs.state_bytes + costs.peak_bytes(1)
   plan(models, 1, time_share=True, device_bytes=enough)
   with pytest.raises(checks.InputError, match='3 policies that take turns'):
     plan(models, 1, time_share=True, device_bytes=enough - 1)
 
 
-def test_too_little_memory_is_told_with_the_amount():
-  with pytest.raises(checks.InputError, match=r'policy a needs .* GiB'):
-    plan({'a': examples.model(num_layers=100)}, 4, device_bytes=1 << 20)
+def test_the_error_for_too_little_memory_has_the_amounts():
+  model = examples.model(num_layers=100)
+  needs = cost.estimate(model, SHAPE).peak_bytes(4) / 2**30
+  device = needs / 4 - 0.25
+  with pytest.raises(checks.InputError) as error:
+    plan({'a': model}, 4, device_bytes=device * 2**30)
+  assert f'policy a needs {needs:.2f} GiB' in str(error.value)
+  assert f'devices of {device:.2f} GiB: each lacks 0.25 GiB' in str(error.value)
 
 
-def test_memory_asks_for_a_larger_slice():
+def test_a_policy_gets_a_slice_with_enough_memory():
   need = cost.estimate(examples.model(), SHAPE).peak_bytes(4)
   slices = plan(
     {'a': examples.model(), 'b': examples.model()},
@@ -111,7 +116,7 @@ def test_memory_asks_for_a_larger_slice():
   assert all(len(s.devices) == 4 for s in slices.values())
 
 
-def test_every_device_of_the_fsdp_axis_has_room_for_a_copy_of_the_weights():
+def test_every_part_of_the_fsdp_axis_needs_memory_for_a_sampling_copy():
   wide = examples.model(d_ff=4096)
   tiny = cost.RoundShape(
     rows=1,
@@ -122,7 +127,7 @@ def test_every_device_of_the_fsdp_axis_has_room_for_a_copy_of_the_weights():
     micro_rows=1,
     logit_chunk=1,
   )
-  weights = 4 * wide.num_params
+  weights = cost.estimate(wide, tiny).weight_bytes
 
   def fits(models, size, **kwargs):
     planner.plan(
@@ -134,18 +139,18 @@ def test_every_device_of_the_fsdp_axis_has_room_for_a_copy_of_the_weights():
       **kwargs,
     )
 
-  # Of the state, three times the weights, a device of four has .75; and a copy.
+  # Each of 4 devices has 3/4 of the weights as state (3 copies), and one copy.
   fits({'a': wide}, 1.8)
   with pytest.raises(checks.InputError, match='fits on no slice'):
     fits({'a': wide}, 1.7)
-  # Two states, and one of them has its copies: (6 + 4) / 4.
+  # Two states, and the 4 copies of one policy: (6 + 4) / 4.
   both = {'a': wide, 'b': wide}
   fits(both, 2.6, time_share=True)
   with pytest.raises(checks.InputError, match='take turns'):
     fits(both, 2.4, time_share=True)
 
 
-def test_a_tensor_axis_that_does_not_divide_is_told():
+def test_the_error_names_what_the_tensor_axis_does_not_divide():
   with pytest.raises(checks.InputError, match='num_kv_heads = 2'):
     plan({'a': examples.model()}, 8, tensor=4)
   odd = examples.model(d_ff=65, vocab_size=49)
@@ -153,13 +158,13 @@ def test_a_tensor_axis_that_does_not_divide_is_told():
     plan({'a': odd}, 8, tensor=2)
 
 
-def test_what_adapters_leave_stays_while_others_work():
+def test_sampling_copies_under_lora_stay_resident():
   lora = Lora(rank=1, alpha=1, target_modules=('q_proj',))
   model = examples.model(d_ff=4096, lora=lora, param_dtype='bfloat16')
-  found = cost.estimate(model, SHAPE)
-  three = dict.fromkeys('abc', model)
-  needs = 3 * found.resident_bytes(1) + found.work_bytes(1)
-  assert needs > 3 * found.state_bytes + found.peak_bytes(1)
-  plan(three, 1, time_share=True, device_bytes=needs)
+  costs = cost.estimate(model, SHAPE)
+  models = dict.fromkeys('abc', model)
+  needs = 3 * costs.resident_bytes(1) + costs.work_bytes(1)
+  assert needs > 3 * costs.state_bytes + costs.peak_bytes(1)
+  plan(models, 1, time_share=True, device_bytes=needs)
   with pytest.raises(checks.InputError, match='take turns'):
-    plan(three, 1, time_share=True, device_bytes=needs - 1)
+    plan(models, 1, time_share=True, device_bytes=needs - 1)

@@ -39,12 +39,12 @@ VECTOR = r'\begin{pmatrix}1\\2\end{pmatrix}'
     (r'90^\circ', '90'),
     (r'\text{Monday}', 'Monday'),
     (r'(\text{A})', 'A'),
-    # math-verify takes a percentage for its number and for its share.
+    # math-verify accepts a percentage as the number and as the share.
     (r'10\%', '10'),
     (r'10\%', '0.1'),
   ],
 )
-def test_the_same(given, gold):
+def test_equivalent_answers_are_correct(given, gold):
   assert equivalence.compare(given, gold) == 'correct'
 
 
@@ -65,14 +65,14 @@ def test_the_same(given, gold):
     (VECTOR, VECTOR.replace('2', '3')),
     ('B', 'A'),
     (r'\text{Tuesday}', 'Monday'),
-    # A part that is right does not make the whole right.
+    # A part of the answer is not the answer.
     ('The answer is 1', '1'),
     (r'1 \text{ or maybe } 2', '1'),
     ('2$ $3', '3'),
-    ('1', '}'),  # Whatever the gold answer is.
+    ('1', '}'),  # The gold answer cannot be parsed.
   ],
 )
-def test_not_the_same(given, gold):
+def test_other_answers_are_wrong(given, gold):
   assert equivalence.compare(given, gold) == 'wrong'
 
 
@@ -91,7 +91,7 @@ def test_not_the_same(given, gold):
     r'} \frac{1}{2}',
   ],
 )
-def test_not_mathematics(given):
+def test_text_that_is_not_mathematics_is_unparsable(given):
   assert equivalence.compare(given, '1') == 'unparsable'
 
 
@@ -106,7 +106,7 @@ def test_not_mathematics(given):
     r"\variable{open('pwned', 'w')}",
   ],
 )
-def test_nothing_is_executed(code, tmp_path, monkeypatch):
+def test_no_code_in_answers_is_executed(code, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for pair in ((code, '1'), ('1', code), (f'1 + {code}', '1')):
     assert equivalence.compare(*pair) in ('wrong', 'unparsable')

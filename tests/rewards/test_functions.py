@@ -1,89 +1,65 @@
-import contextlib
+import inspect
+import pathlib
 
-import ml_collections
 import pytest
 
-from mrl_jax import checks
+from configs import base
+from mrl_jax import records
 from mrl_jax.rewards import functions
 
+PROMPT = records.Prompt(id='p0', text='6 + 7', answer='13')
 
-def build(verifier='exact', **weights):
-  return functions.build(
-    ml_collections.ConfigDict(
-      {
-        'verifier': verifier,
-        'timeout_s': 30.0,
-        'marker': '=',
-        'weights': weights,
-      }
-    )
+
+def completion(payload=b'= 13', finish='stop', tokens=3, **changes):
+  unverified = functions.completion(payload, finish, tokens, PROMPT)
+  return unverified._replace(**changes)
+
+
+def test_a_completion_has_its_prompt_and_text_in_utf8():
+  assert completion(b'\xff= 13') == functions.Completion(
+    text='\ufffd= 13',
+    finish='stop',
+    tokens=3,
+    prompt='6 + 7',
+    gold='13',
+    verdict='unparsable',
   )
 
 
-def judge(payload, finish='stop', **weights):
-  return build(**weights)(payload, finish, '13')
+def test_exact_rewards_correct_and_format_all_parsable_answers():
+  verdicts = ('correct', 'wrong', 'unparsable')
+  batch = [completion(verdict=verdict) for verdict in verdicts]
+  assert functions.exact(batch) == [1.0, 0.0, 0.0]
+  assert functions.format(batch) == [1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-  ('payload', 'finish', 'expected'),
-  [
-    (b'= 13', 'stop', (1.25, 'correct')),
-    (b'= 12', 'stop', (0.25, 'wrong')),
-    (b': 13', 'stop', (0.0, 'unparsable')),
-    (b'= 13', 'length', (0.0, 'unparsable')),  # It was cut off.
-    (b'', 'stop', (0.0, 'unparsable')),
-    (b'\xff= 13', 'stop', (1.25, 'correct')),
-  ],
-)
-def test_rewards_are_weighted_and_added(payload, finish, expected):
-  assert judge(payload, finish, exact=1.0, format=0.25) == expected
+def test_the_overlong_penalty_worked_by_hand():
+  # Of at most 10 tokens, the penalty grows over the last 2.
+  batch = [completion(tokens=n) for n in (1, 8, 9, 10, 12)]
+  assert functions.overlong(batch, longest=10, ramp=2) == [0, 0, -0.5, -1, -1]
+  assert functions.overlong(batch, longest=10, ramp=0) == [0.0] * 5
 
 
-@pytest.mark.parametrize('verifier', functions.VERIFIERS)
-def test_completions_are_judged_together_as_they_are_alone(verifier):
-  completions = [
-    (b'= 13', 'stop', '13'),
-    (b'= 13', 'length', '13'),
-    (b'= 12', 'stop', '13'),
-    (b'= 12', 'stop', '12'),
-    (b'', 'stop', '13'),
-    (rb'\boxed{\frac12}', 'stop', '0.5'),
-  ]
-  with contextlib.closing(build(verifier, exact=1.0, format=0.25)) as judge:
-    judged = judge.judge_all(completions)
-    assert [judge(*completion) for completion in completions] == judged
-    math = verifier == 'math'
-    assert judged == [
-      (1.25, 'correct'),
-      (0.0, 'unparsable'),
-      (0.25, 'wrong'),
-      (1.25, 'correct'),
-      (0.0, 'unparsable'),
-      (1.25, 'correct') if math else (0.0, 'unparsable'),
-    ]
-    counts = {'correct': 6, 'unparsable': 2, 'wrong': 2}
-    assert judge.since_last() == (counts if math else {})
-  if math:
-    with pytest.raises(RuntimeError, match='closed'):
-      judge(rb'\boxed{x}', 'stop', 'y')
+def test_the_overlong_penalty_has_the_limits_of_the_config():
+  config = base.get_config()
+  config.sample.max_tokens, config.reward.overlong_tokens = 10, 2
+  penalty = functions.REWARDS['overlong'](config)
+  assert penalty([completion(tokens=9)]) == [-0.5]
 
 
-def test_an_unknown_verifier_is_named():
-  with pytest.raises(
-    checks.InputError, match=r"reward.verifier 'maths'. Did you mean 'math'"
-  ):
-    build('maths')
+@pytest.mark.parametrize('name', functions.REWARDS)
+def test_every_reward_gives_a_number_for_each_completion(name):
+  reward = functions.REWARDS[name](base.get_config())
+  values = reward([completion(tokens=n) for n in range(4)])
+  assert [type(value) for value in values] == [float] * 4
+  assert reward([]) == []
 
 
-def test_an_unknown_reward_is_named():
-  with pytest.raises(checks.InputError, match="Did you mean 'exact'"):
-    judge(b'', exakt=1.0)
-
-
-@pytest.mark.parametrize(
-  ('length', 'penalty'), [(1, 0), (8, 0), (9, -0.5), (10, -1.0), (12, -1.0)]
-)
-def test_the_soft_punishment_of_length_by_hand(length, penalty):
-  # Of at most ten tokens, the last two are a buffer.
-  assert functions.overlong_penalty(length, 10, 2) == penalty
-  assert functions.overlong_penalty(length, 10, 0) == 0
+def test_the_example_of_the_docstring_is_a_reward_function():
+  path = pathlib.Path(inspect.getfile(functions))
+  _, _, example = path.read_text().partition('  def short')
+  example = 'def short' + example.partition('\n\n')[0].replace('\n  ', '\n')
+  names = {}
+  exec(example, names)
+  batch = [completion(b'x' * n) for n in (99, 100)]
+  assert names['short'](batch) == [1.0, 0.0]

@@ -7,27 +7,21 @@ import pytest
 from configs import base
 from mrl_jax import checks
 from mrl_jax.data import prompts
-from mrl_jax.rewards import functions
+from mrl_jax.rewards import judge
 from mrl_jax.rewards import mathematics
 from mrl_jax.rewards import verify
 
-FOREVER = r'\boxed{99999999!}'  # sympy calculates it; nothing stops it.
+FOREVER = r'\boxed{99999999!}'  # sympy computes it, and cannot be stopped.
 
 
 @pytest.fixture(scope='module')
-def shared():
+def verifier():
   with contextlib.closing(mathematics.Mathematics('####', 30.0)) as verifier:
     yield verifier
 
 
-@pytest.fixture
-def verifier(shared):
-  shared.since_last()
-  return shared
-
-
 @pytest.mark.parametrize(
-  ('text', 'found'),
+  ('text', 'expected'),
   [
     (r'\boxed{42}', '42'),
     (r'first \boxed{41}, no: \boxed{42}.', '42'),
@@ -43,7 +37,7 @@ def verifier(shared):
     ('\\boxed{ 4\n\t2 }', '4 2'),
     (r'\boxed{}', ''),
     (r'\boxed{42', None),
-    (r'\boxed{41} so \boxed{42', None),  # It did not finish what it meant.
+    (r'\boxed{41} so \boxed{42', None),  # The last box is incomplete.
     (r'\boxed{42\}', None),
     ('\\boxed{42\\', None),
     (r'\boxed 42', None),
@@ -52,11 +46,11 @@ def verifier(shared):
     ('', None),
   ],
 )
-def test_the_last_box(text, found):
-  assert mathematics.boxed(text) == found
+def test_the_content_of_the_last_box(text, expected):
+  assert mathematics.boxed(text) == expected
 
 
-def test_boxes_are_found_in_a_long_text_at_once():
+def test_boxes_in_a_long_text_take_linear_time():
   began = time.monotonic()
   assert mathematics.boxed(r'\boxed{' * 20_000) is None
   assert mathematics.boxed(r'\boxed{' + '{' * 10**5 + '}' * 10**5) is None
@@ -64,7 +58,7 @@ def test_boxes_are_found_in_a_long_text_at_once():
 
 
 @pytest.mark.parametrize(
-  ('text', 'found'),
+  ('text', 'expected'),
   [
     (r'\boxed{1} #### 2', '1'),
     ('#### 1 #### 2', '2'),
@@ -73,12 +67,12 @@ def test_boxes_are_found_in_a_long_text_at_once():
     ('2', None),
   ],
 )
-def test_a_box_goes_before_a_marker(text, found):
-  assert mathematics.answer(text, '####') == found
+def test_a_box_has_precedence_over_a_marker(text, expected):
+  assert mathematics.answer(text, '####') == expected
 
 
-@pytest.mark.parametrize('name', functions.VERIFIERS)
-def test_verifiers_agree_where_it_takes_no_mathematics(name, verifier):
+@pytest.mark.parametrize('name', judge.VERIFIERS)
+def test_verifiers_agree_on_answers_that_need_no_mathematics(name, verifier):
   verifier = {'exact': verify.Exact('####'), 'math': verifier}[name]
   answers = {
     ('so it is #### 13', '13'): 'correct',
@@ -96,7 +90,7 @@ def test_verifiers_agree_where_it_takes_no_mathematics(name, verifier):
   assert verifier.verify_all([]) == []
 
 
-def test_answers_are_verified_by_what_they_mean(verifier):
+def test_answers_are_verified_by_their_meaning(verifier):
   answers = {
     (r'so it is \boxed{\frac{1}{2}}', r'thus \boxed{0.5}'): 'correct',
     (r'so it is \boxed{x+1}', '1 + x'): 'correct',
@@ -108,63 +102,60 @@ def test_answers_are_verified_by_what_they_mean(verifier):
     ('so it is x+1', '1 + x'): 'unparsable',
   }
   assert verifier.verify_all(list(answers)) == list(answers.values())
-  assert verifier.since_last() == {'correct': 4, 'unparsable': 3, 'wrong': 1}
-  assert verifier.since_last() == {}
 
 
 class Pool:
-  """Says what it is told to, and notes what it is asked."""
+  """A pool that gives fixed replies, and records the requests."""
 
   def __init__(self, *replies):
-    self._replies, self.asked = list(replies), []
+    self._replies, self.requests = list(replies), []
 
   def map(self, pairs):
-    self.asked += pairs
+    self.requests += pairs
     return [self._replies.pop(0) for _ in pairs]
 
 
-def test_only_what_is_new_and_hard_is_asked_of_a_process(verifier, monkeypatch):
+def test_a_process_compares_only_new_pairs_that_need_mathematics(
+  verifier, monkeypatch
+):
   pool = Pool('wrong', 'timeout', 'crash', 'correct')
   monkeypatch.setattr(verifier, '_pool', pool)
   a, b, c = [(rf'\boxed{{{x}+x}}', '1') for x in 'abc']
   easy = (r'\boxed{7}', '7')
   assert verifier.verify_all([a, easy, a, b, c]) == [
-    *('wrong', 'correct', 'wrong', 'unparsable', 'unparsable')
+    *('wrong', 'correct', 'wrong', 'timeout', 'crash')
   ]
-  assert pool.asked == [('a+x', '1'), ('b+x', '1'), ('c+x', '1')]
-  assert verifier.since_last() == {
-    **{'correct': 1, 'crash': 1, 'timeout': 1, 'wrong': 2}
-  }
-  # A crash may have been another's fault.
-  assert verifier.verify_all([b, c, a]) == ['unparsable', 'correct', 'wrong']
-  assert pool.asked[3:] == [('c+x', '1')]
-  assert verifier.since_last() == {'correct': 1, 'timeout': 1, 'wrong': 1}
+  assert pool.requests == [('a+x', '1'), ('b+x', '1'), ('c+x', '1')]
+  # A crash is not cached: another process may have caused it.
+  assert verifier.verify_all([b, c, a]) == ['timeout', 'correct', 'wrong']
+  assert pool.requests[3:] == [('c+x', '1')]
 
 
-def test_the_memory_has_a_bound_and_keeps_what_is_used(verifier, monkeypatch):
+def test_the_cache_is_bounded_and_keeps_recently_used_results(
+  verifier, monkeypatch
+):
   pool = Pool(*['wrong'] * 5)
   monkeypatch.setattr(verifier, '_pool', pool)
   monkeypatch.setattr(verifier, '_known', type(verifier._known)())
   monkeypatch.setattr(mathematics, '_MAX_KNOWN', 2)
   for x in 'xyxzx':
     verifier.verify_all([(rf'\boxed{{{x}}}', '1')])
-  assert pool.asked == [('x', '1'), ('y', '1'), ('z', '1')]
-  # `y` is forgotten; and these are more at once than are remembered.
+  assert pool.requests == [('x', '1'), ('y', '1'), ('z', '1')]
+  # `y` was evicted; a batch may be larger than the cache.
   answers = [(rf'\boxed{{{x}}}', '1') for x in 'yzx']
   assert verifier.verify_all(answers) == ['wrong'] * 3
-  assert pool.asked[3:] == [('y', '1')]
+  assert pool.requests[3:] == [('y', '1')]
 
 
-def test_what_takes_forever_is_counted_and_the_rest_verified():
+def test_a_comparison_that_never_ends_is_a_timeout_for_that_answer_only():
   with contextlib.closing(mathematics.Mathematics('####', 1.0)) as verifier:
-    verifier.verify_all([(r'\boxed{x}', 'y')])  # A process has started.
+    verifier.verify_all([(r'\boxed{x}', 'y')])  # Starts a process.
     began = time.monotonic()
     answers = [(FOREVER, '1'), (r'\boxed{1+x}', 'x+1'), (FOREVER, '1')]
-    expected = ['unparsable', 'correct', 'unparsable']
+    expected = ['timeout', 'correct', 'timeout']
     assert verifier.verify_all(answers) == expected
     assert 1.0 <= time.monotonic() - began < 10
-    assert verifier.since_last() == {'correct': 1, 'timeout': 2, 'wrong': 1}
-    # It is not tried again.
+    # A timeout is cached.
     began = time.monotonic()
     assert verifier.verify_all(answers) == expected
     assert time.monotonic() - began < 0.5
@@ -184,14 +175,14 @@ def test_what_takes_forever_is_counted_and_the_rest_verified():
     (r'\frac{1}{2}' + ' ' * 10**6, '0.5', 'correct'),
   ],
 )
-def test_any_text_is_legal(verifier, given, gold, verdict):
+def test_any_text_has_a_verdict(verifier, given, gold, verdict):
   assert verifier.verify_all([(rf'\boxed{{{given}}}', gold)]) == [verdict]
 
 
 @pytest.mark.parametrize(
   ('file', 'field'), [('gsm8k_test', 'question'), ('amc23', 'problem')]
 )
-def test_gold_answers_of_real_files(file, field, verifier):
+def test_gold_answers_of_real_data_sets_are_correct(file, field, verifier):
   folder = os.environ.get('MRL_TEST_DATA')
   if folder is None:
     pytest.skip('MRL_TEST_DATA does not name a folder of real data')
@@ -202,15 +193,15 @@ def test_gold_answers_of_real_files(file, field, verifier):
   numbers = [
     float(gold.rpartition('####')[-1].replace(',', '')) for gold in golds
   ]
-  for more, verdict in ((0, 'correct'), (1, 'wrong')):
+  for offset, verdict in ((0, 'correct'), (1, 'wrong')):
     answers = [
-      (rf'So it is $\boxed{{{number + more:,.2f}}}$.', gold)
+      (rf'So it is $\boxed{{{number + offset:,.2f}}}$.', gold)
       for number, gold in zip(numbers, golds, strict=True)
     ]
     assert verifier.verify_all(answers) == [verdict] * len(golds)
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
+def test_the_error_for_a_missing_package_says_how_to_install_it(monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
   with pytest.raises(checks.InputError, match=r"pip install -e '.\[math\]'"):
     mathematics.Mathematics('####', 5.0)

@@ -28,7 +28,7 @@ def hasty_pool():
 
 
 def alive(pid):
-  """Whether there is such a process, which has not ended."""
+  """Whether a process exists and has not ended."""
   try:
     stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
   except FileNotFoundError:
@@ -37,6 +37,7 @@ def alive(pid):
 
 
 def eventually(condition):
+  """Waits until the condition holds; returns whether it does."""
   end = time.monotonic() + 10.0
   while not condition() and time.monotonic() < end:
     time.sleep(0.01)
@@ -44,14 +45,14 @@ def eventually(condition):
 
 
 def both(pool):
-  """The ids of the two processes of a pool; it takes a while to start them."""
+  """The ids of both processes of a pool, once they have started."""
   pids = set()
 
-  def found():
+  def both_replied():
     pids.update(pool.map([('ask',)] * 2))
     return len(pids) == 2
 
-  assert eventually(found)
+  assert eventually(both_replied)
   return pids
 
 
@@ -69,19 +70,21 @@ def test_any_text_crosses(pool, text):
   assert pool.map([('count', text)]) == [str(len(text))]
 
 
-def test_several_processes_work(pool):
+def test_requests_are_shared_by_several_processes(pool):
   pids = both(pool)
   assert {*pool.map([('ask',)] * 50)} == pids
   assert str(os.getpid()) not in pids
 
 
-def test_they_have_loaded_no_more_than_they_need(pool):
+def test_processes_load_no_more_than_they_need(pool):
   assert pool.map([('modules',)]) == ['mrl_jax']
 
 
 @pytest.mark.parametrize('order', ['sleep', 'hang'])
-def test_what_takes_forever_is_stopped_at_its_deadline(hasty_pool, order):
-  hasty_pool.map([('count',)] * 2)  # They have started.
+def test_a_request_that_never_ends_is_stopped_at_its_deadline(
+  hasty_pool, order
+):
+  hasty_pool.map([('count',)] * 2)  # Starts both processes.
   began = time.monotonic()
   replies = hasty_pool.map([('count', 'x'), (order,), ('count', 'xx')])
   assert replies == ['1', 'timeout', '2']
@@ -89,7 +92,7 @@ def test_what_takes_forever_is_stopped_at_its_deadline(hasty_pool, order):
   assert hasty_pool.map([('count',)] * 4) == ['0'] * 4
 
 
-def test_a_process_that_cannot_stop_itself_is_stopped(hasty_pool):
+def test_a_suspended_process_is_stopped_at_its_deadline(hasty_pool):
   (pid,) = hasty_pool.map([('ask',)])
   os.kill(int(pid), signal.SIGSTOP)
   assert hasty_pool.map([('count', 'x')]) == ['timeout']
@@ -97,29 +100,29 @@ def test_a_process_that_cannot_stop_itself_is_stopped(hasty_pool):
 
 
 @pytest.mark.parametrize('order', ['eat', 'raise'])
-def test_what_breaks_its_process_is_told_from_the_rest(pool, order):
+def test_a_request_that_breaks_its_process_is_a_crash_alone(pool, order):
   replies = pool.map([('count', 'x'), (order,), ('count', 'xx')])
   assert replies == ['1', 'crash', '2']
   assert pool.map([('count',)] * 4) == ['0'] * 4
 
 
-def test_a_process_that_somebody_kills_is_a_crash(pool):
+def test_a_request_whose_process_is_killed_is_a_crash(pool):
   (pid,) = pool.map([('ask',)])
-  # That of `pid` is the first to be idle, and gets the first request.
+  # `pid` is the first process that is idle, and gets the first request.
   timer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
   timer.start()
   assert pool.map([('sleep',)]) == ['crash']
   assert pool.map([('count', 'x')]) == ['1']
 
 
-def test_an_idle_process_that_was_killed_costs_no_request(pool):
+def test_an_idle_process_that_was_killed_loses_no_request(pool):
   (pid,) = pool.map([('ask',)])
   os.kill(int(pid), signal.SIGKILL)
   assert eventually(lambda: not alive(pid))
   assert pool.map([('count', 'x')] * 3) == ['1'] * 3
 
 
-def test_closing_ends_all_and_is_final():
+def test_closing_kills_all_processes_and_is_final():
   pool = processes.Pool(OBEY, 30.0, processes=2)
   pids = both(pool)
   assert all(map(alive, pids))
@@ -142,17 +145,18 @@ def test_an_interruption_leaves_no_stale_reply(pool):
     with pytest.raises(KeyboardInterrupt):
       pool.map([('nap', 'xxx')])
   finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
-  # That reply would come while the nap is waited for.
+  # A stale reply would come during the second nap.
   assert pool.map([('count', 'x'), ('nap', 'xx')]) == ['1', '2']
 
 
 @pytest.mark.parametrize('by', ['exit', 'kill'])
-def test_nothing_outlives_the_process_that_has_the_pool(by):
-  # Of two processes, one is idle, and one hangs where it reads nothing.
+def test_no_process_outlives_the_owner_of_the_pool(by):
+  # Of two processes, one is idle, and one hangs in a request.
   script = (
     'from mrl_jax.rewards import processes\n'
-    f'pool = processes.Pool("{OBEY}", 1.0, processes=2)\n'
+    f'pool = processes.Pool("{OBEY}", 0.5, processes=2)\n'
     'pids = set()\n'
     'while len(pids) < 2: pids |= {*pool.map([("ask",)] * 2)}\n'
     'print(*pids, flush=True)\n'
@@ -170,14 +174,14 @@ def test_nothing_outlives_the_process_that_has_the_pool(by):
     owner.stdin.write(f'{by}\n'.encode())
     owner.stdin.flush()
     if by == 'kill':
-      time.sleep(0.3)
+      time.sleep(0.2)
       owner.kill()
     owner.wait()
-  # One that hangs ends a second after its deadline, by itself.
+  # A process that hangs kills itself a second after its deadline.
   assert eventually(lambda: not any(map(alive, pids)))
 
 
-def test_a_function_that_is_not_there_is_an_error_that_says_so():
+def test_the_error_for_a_missing_module_names_it():
   with (
     contextlib.closing(processes.Pool('tests.nothing:obey', 1.0)) as pool,
     pytest.raises(RuntimeError, match=r"No module named 'tests.nothing'"),

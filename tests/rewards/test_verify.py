@@ -21,12 +21,12 @@ from mrl_jax.rewards import verify
     ('= 1e3', '1000', 'wrong'),
     ('= 9**9**9', '1', 'wrong'),
     ('= ' + '9' * 10_000, '1', 'wrong'),
-    ('13', '13', 'unparsable'),  # No number in the prose is taken.
+    ('13', '13', 'unparsable'),  # A number without a marker is no answer.
     (': 13', '13', 'unparsable'),
     ('= ', '13', 'unparsable'),
     ('', '13', 'unparsable'),
     ('= 1,234.5', '1234.5', 'correct'),
-    ('= 12', '1,2', 'wrong'),  # A list, and no number.
+    ('= 12', '1,2', 'wrong'),  # A list, not a number.
     ('= 1,2', '12', 'wrong'),
   ],
 )
@@ -34,7 +34,7 @@ def test_verdicts(text, gold, verdict):
   assert verify.verify(text, gold, '=') == verdict
 
 
-def test_the_gold_answer_may_stand_behind_its_marker():
+def test_the_gold_answer_may_follow_its_own_marker():
   gold = 'She has 16 - 3 = 13 left.\n#### 13'
   assert verify.verify('so it is #### 13', gold, '####') == 'correct'
   assert verify.verify('so it is #### 16', gold, '####') == 'wrong'

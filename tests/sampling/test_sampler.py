@@ -1,177 +1,207 @@
+import functools
+
 from flax import nnx
 import jax
-from jax.sharding import Mesh
 import numpy as np
-import pytest
 
-from mrl_jax import config as config_lib
 from mrl_jax.models import decoder as decoder_lib
-from mrl_jax.models import families
-from mrl_jax.models import logps
 from mrl_jax.models import sharding
 from mrl_jax.sampling import sampler
 from tests import decoders
 from tests import examples
 
-LENGTH, CONTEXT, STOP = 10, 5, (3, 4, 5, 6)
-rng = np.random.default_rng(0)
+SAMPLES, LENGTH, CONTEXT = 3, 10, 5
+VOCABULARY = examples.SIZES['vocab_size']
+STOP_IDS, NO_STOP_IDS = np.array([3, 4, 5, 6]), np.full(4, -1)
 VALID_PC = np.arange(CONTEXT)[None, :] >= np.array([0, 2, 4, 1])[:, None]
-PROMPT_PC = np.where(VALID_PC, rng.integers(0, 48, (4, CONTEXT)), 0).astype(
-  np.int32
+PROMPT_PC = np.where(
+  VALID_PC, np.random.default_rng(0).integers(0, 48, (4, CONTEXT)), 0
 )
+
+
+@functools.partial(
+  jax.jit, static_argnums=0, static_argnames=('samples', 'length', 'greedy')
+)
+def _sample(graphdef, params, prompt_PC, valid_PC, seed, *args, **settings):
+  return sampler.sample(
+    nnx.merge(graphdef, params),
+    prompt_PC,
+    valid_PC,
+    jax.random.key(seed),
+    *args,
+    **settings,
+  )
 
 
 def sample(
   prompt_PC=PROMPT_PC,
   valid_PC=VALID_PC,
-  key=0,
+  seed=0,
   temperature=1.0,
   first=0,
-  family='llama',
-  **settings,
+  *,
+  stop_ids=STOP_IDS,
+  samples=SAMPLES,
+  length=LENGTH,
+  greedy=False,
 ):
-  settings = {'samples': 3, 'length': LENGTH, 'stop_ids': STOP, **settings}
-  graphdef, params = nnx.split(decoders.decoder(family))
-  return jax.jit(
-    lambda params: sampler.sample(
-      nnx.merge(graphdef, params),
-      prompt_PC,
-      valid_PC,
-      jax.random.key(key),
-      temperature,
-      first,
-      **settings,
-    )
-  )(params)
-
-
-def sequences(samples, per_prompt=3):
-  """Prompts and completions, as they are trained on."""
-  valid_BT = np.arange(LENGTH)[None, :] < np.asarray(samples.length_B)[:, None]
-  return (
-    np.concatenate([PROMPT_PC.repeat(per_prompt, 0), samples.tokens_BT], 1),
-    np.concatenate([VALID_PC.repeat(per_prompt, 0), valid_BT], 1),
+  """Samples from a small decoder; calls with the same shapes share a program."""
+  completions = _sample(
+    *nnx.split(decoders.decoder()),
+    *(prompt_PC, valid_PC, seed, temperature, first),
+    stop_ids=stop_ids,
+    samples=samples,
+    length=length,
+    greedy=greedy,
   )
+  return jax.tree.map(np.asarray, completions)
 
 
-@pytest.mark.parametrize('family', sorted(families.FAMILIES))
-def test_log_probs_are_those_of_the_scorer(family):
-  samples = sample(family=family)
-  tokens_BS, valid_BS = sequences(samples)
-  logp_BT = logps.response_logps(
-    decoders.decoder(family), tokens_BS, valid_BS, LENGTH, 1000
+def assert_equal(samples, expected, atol=0.0):
+  for x, y in zip(
+    jax.tree.leaves(samples), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+
+def logits(samples):
+  """Logits of all tokens by one full forward pass, and which tokens there are.
+
+  Returns:
+    logits_BTV, valid_BT.
+  """
+  valid_BT = np.arange(LENGTH)[None, :] < samples.length_B[:, None]
+  logits_BSV = decoders.logits(
+    decoders.decoder(),
+    np.concatenate([PROMPT_PC.repeat(SAMPLES, 0), samples.tokens_BT], 1),
+    np.concatenate([VALID_PC.repeat(SAMPLES, 0), valid_BT], 1),
   )
-  np.testing.assert_allclose(samples.policy_logp_BT, logp_BT, atol=1e-5)
-  np.testing.assert_array_equal(
-    samples.policy_logp_BT, samples.sampling_logp_BT
-  )
+  return logits_BSV[:, CONTEXT - 1 : -1], valid_BT
 
 
-@pytest.mark.parametrize('family', sorted(families.FAMILIES))
-def test_greedy_tokens_are_those_of_the_full_forward(family):
-  samples = sample(family=family, greedy=True, samples=1, stop_ids=(-1,))
-  tokens_BS, valid_BS = sequences(samples, per_prompt=1)
-  logits_BTV = decoders.logits(decoders.decoder(family), tokens_BS, valid_BS)[
-    :, CONTEXT - 1 : -1
-  ]
+def log_softmax(logits):
+  logits = logits.astype(np.float64)
+  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_greedy_tokens_are_the_most_likely_of_the_full_forward():
+  samples = sample(greedy=True, stop_ids=NO_STOP_IDS)
+  logits_BTV, _ = logits(samples)
   np.testing.assert_array_equal(samples.tokens_BT, logits_BTV.argmax(-1))
   np.testing.assert_allclose(
-    samples.policy_logp_BT, jax.nn.log_softmax(logits_BTV).max(-1), atol=1e-5
+    samples.policy_logp_BT, log_softmax(logits_BTV).max(-1), atol=1e-5
   )
-  assert not np.asarray(samples.sampling_logp_BT).any()
+  assert not samples.sampling_logp_BT.any()
 
 
-def test_rows_end_with_their_stop_token_and_are_empty_beyond():
-  samples = sample(samples=16)
-  stopped_B = np.asarray(samples.stopped_B)
-  assert 0 < stopped_B.sum() < len(stopped_B)
+def test_rows_end_with_their_stop_token_and_are_empty_after_it():
+  samples = sample()
+  assert 0 < samples.stopped_B.sum() < len(samples.stopped_B)
   for b, n in enumerate(samples.length_B):
-    tokens_T = np.asarray(samples.tokens_BT[b])
-    assert (tokens_T[n - 1] in STOP) == stopped_B[b]
-    assert not np.isin(tokens_T[: n - 1], STOP).any()
-    assert stopped_B[b] or n == LENGTH
-    for beyond in (
+    tokens_T = samples.tokens_BT[b]
+    assert (tokens_T[n - 1] in STOP_IDS) == samples.stopped_B[b]
+    assert not np.isin(tokens_T[: n - 1], STOP_IDS).any()
+    assert samples.stopped_B[b] or n == LENGTH
+    for x_BT in (
       samples.tokens_BT, samples.policy_logp_BT, samples.sampling_logp_BT
     ):  # fmt: skip
-      assert not np.asarray(beyond[b, n:]).any()
+      assert not x_BT[b, n:].any()
 
 
-def test_temperature_is_in_the_sampling_density_alone():
+def test_the_temperature_is_in_the_sampling_density_only():
   samples = sample(temperature=0.5)
-  tokens_BS, valid_BS = sequences(samples)
-  logits_BTV = decoders.logits(decoders.decoder(), tokens_BS, valid_BS)[
-    :, CONTEXT - 1 : -1
-  ]
-  for density, logp_BT in (
+  logits_BTV, valid_BT = logits(samples)
+  for density_BTV, logp_BT in (
     (logits_BTV / 0.5, samples.sampling_logp_BT),
     (logits_BTV, samples.policy_logp_BT),
   ):
-    expected_BT = np.take_along_axis(
-      np.asarray(jax.nn.log_softmax(density)),
-      np.asarray(samples.tokens_BT)[..., None],
-      -1,
-    )[..., 0]
-    expected_BT = np.where(valid_BS[:, CONTEXT:], expected_BT, 0.0)
+    expected_BT1 = np.take_along_axis(
+      log_softmax(density_BTV), samples.tokens_BT[..., None], -1
+    )
+    expected_BT = np.where(valid_BT, expected_BT1[..., 0], 0.0)
     np.testing.assert_allclose(logp_BT, expected_BT, atol=1e-5)
+  plain = sample()
+  np.testing.assert_array_equal(plain.policy_logp_BT, plain.sampling_logp_BT)
 
 
-def test_tokens_are_drawn_from_the_policy():
-  n, v = 2000, examples.SIZES['vocab_size']
-  one = sample(samples=n, length=1, stop_ids=(-1,))
-  p_PV = jax.nn.softmax(
-    decoders.logits(decoders.decoder(), PROMPT_PC, VALID_PC)[:, -1]
+TEMPERATURE = 0.7
+
+
+@functools.cache
+def many_pairs():
+  """The first two tokens of 2000 completions of every prompt, [P, G, 2]."""
+  samples = sample(
+    temperature=TEMPERATURE, samples=2000, length=2, stop_ids=NO_STOP_IDS
   )
-  for p_V, drawn_B in zip(p_PV, one.tokens_BT.reshape(4, n), strict=True):
-    share_V = np.bincount(drawn_B, minlength=v) / n
-    error_V = (share_V - p_V) / np.sqrt(p_V * (1 - p_V) / n)
+  return samples.tokens_BT.reshape(4, 2000, 2)
+
+
+def density(logits):
+  return np.exp(log_softmax(logits / TEMPERATURE))
+
+
+def test_tokens_are_drawn_from_the_sampling_density():
+  logits_BTV, _ = logits(sample())
+  p_PV = density(logits_BTV[::SAMPLES, 0])
+  for p_V, tokens_G in zip(p_PV, many_pairs()[..., 0], strict=True):
+    share_V = np.bincount(tokens_G, minlength=VOCABULARY) / len(tokens_G)
+    error_V = (share_V - p_V) / np.sqrt(p_V * (1 - p_V) / len(tokens_G))
     assert np.abs(error_V).max() < 4.5
 
 
-def test_every_token_has_noise_of_its_own():
-  # How often the second token is the first once more.
-  n, v = 2000, examples.SIZES['vocab_size']
-  two = sample(samples=n, length=2, stop_ids=(-1,))
-  p_V = jax.nn.softmax(
-    decoders.logits(decoders.decoder(), PROMPT_PC[:1], VALID_PC[:1])[0, -1]
+def test_every_token_has_random_numbers_of_its_own():
+  # The share of completions whose second token repeats the first.
+  tokens_GT = many_pairs()[0]
+  share = np.mean(tokens_GT[:, 0] == tokens_GT[:, 1])
+  every_token_V1 = np.arange(VOCABULARY)[:, None]
+  logits_VSV = decoders.logits(
+    decoders.decoder(),
+    np.concatenate([PROMPT_PC[:1].repeat(VOCABULARY, 0), every_token_V1], 1),
   )
-  longer_VS = np.concatenate(
-    [np.repeat(PROMPT_PC[:1], v, 0), np.arange(v, dtype=np.int32)[:, None]], 1
-  )
-  next_VV = jax.nn.softmax(
-    decoders.logits(decoders.decoder(), longer_VS)[:, -1]
-  )
-  expected = float((p_V * np.diag(next_VV)).sum())
-  share = np.mean(two.tokens_BT[:n, 0] == two.tokens_BT[:n, 1])
-  assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / n)
+  first_VV, second_VV = density(logits_VSV[:, -2:]).swapaxes(0, 1)
+  expected = (first_VV[0] * np.diag(second_VV)).sum()
+  deviation = np.sqrt(expected * (1 - expected) / len(tokens_GT))
+  assert abs(share - expected) < 4.5 * deviation
 
 
-def test_no_two_calls_prompts_or_samples_draw_alike():
-  same = np.repeat(PROMPT_PC[:1], 4, 0), np.repeat(VALID_PC[:1], 4, 0)
-  first, second = (sample(*same, key=key, stop_ids=(-1,)) for key in (0, 1))
+def test_every_call_prompt_and_sample_draws_other_tokens():
+  prompt_PC, valid_PC = PROMPT_PC[:1].repeat(4, 0), VALID_PC[:1].repeat(4, 0)
+  first, second, first_again = (
+    sample(prompt_PC, valid_PC, seed, stop_ids=NO_STOP_IDS)
+    for seed in (0, 1, 0)
+  )
   rows = np.concatenate([first.tokens_BT, second.tokens_BT])
   assert len({tuple(row) for row in rows}) == 24
-  again = sample(*same, key=0, stop_ids=(-1,))
-  np.testing.assert_array_equal(first.tokens_BT, again.tokens_BT)
+  assert_equal(first, first_again)
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
-  neighbours = PROMPT_PC.copy()
-  neighbours[1:] = (neighbours[1:] + 7) % 48
-  first, second = sample(), sample(neighbours, np.ones_like(VALID_PC))
-  np.testing.assert_array_equal(first.tokens_BT[:3], second.tokens_BT[:3])
-  np.testing.assert_array_equal(
-    first.policy_logp_BT[:3], second.policy_logp_BT[:3]
+def test_a_row_does_not_depend_on_the_rest_of_the_batch():
+  others_PC = PROMPT_PC.copy()
+  others_PC[1:] = (others_PC[1:] + 7) % VOCABULARY
+  all_rows = sample()
+  with_others = sample(others_PC, np.ones_like(VALID_PC))
+  assert_equal(
+    *(jax.tree.map(lambda x: x[:3], s) for s in (all_rows, with_others))
   )
-  fewer = sample(PROMPT_PC[:2], VALID_PC[:2])
-  np.testing.assert_array_equal(first.tokens_BT[:6], fewer.tokens_BT)
+  # `first` is the index of the first prompt in the whole batch.
+  for first in (0, 2):
+    part = slice(first, first + 2)
+    assert_equal(
+      sample(PROMPT_PC[part], VALID_PC[part], first=first),
+      jax.tree.map(lambda x, f=first: x[3 * f : 3 * f + 6], all_rows),
+      atol=1e-5,
+    )
 
 
-@pytest.mark.parametrize('shape', [(1, 4, 1), (2, 1, 2), (1, 2, 2)])
-def test_a_mesh_gives_what_one_device_gives(shape):
-  devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-  mesh = Mesh(devices, config_lib.MESH_AXES)
-  model = examples.model()
-  jitted = sampler.build(model, mesh, samples=3, length=LENGTH, stop_ids=STOP)
+def test_a_mesh_gives_the_samples_of_one_device():
+  mesh = decoders.mesh(2, 2, 2)
+  jitted = sampler.build(
+    decoders.decoder().config,
+    mesh,
+    samples=SAMPLES,
+    length=LENGTH,
+    stop_ids=tuple(STOP_IDS),
+  )
   params = nnx.state(decoders.decoder())
   places = sharding.params(params, mesh, sharding.DECODE)
   with jax.set_mesh(mesh):
@@ -184,46 +214,4 @@ def test_a_mesh_gives_what_one_device_gives(shape):
       np.float32(1.0),
       np.int32(0),
     )
-  expected = sample()
-  np.testing.assert_array_equal(samples.tokens_BT, expected.tokens_BT)
-  np.testing.assert_allclose(
-    samples.policy_logp_BT, expected.policy_logp_BT, atol=1e-5
-  )
-
-
-def test_parameters_that_were_cast_before_sample_the_same():
-  model = families.build('qwen', **examples.SIZES, dtype='bfloat16')
-  graphdef, params, none = decoder_lib.split(
-    decoder_lib.Decoder(model, nnx.Rngs(0))
-  )
-  cast = decoder_lib.cast(params, 'bfloat16')
-  kinds = {
-    (path[-1] == 'scale', str(param.get_value().dtype))
-    for path, param in cast.flat_state()
-  }
-  assert kinds == {(True, 'float32'), (False, 'bfloat16')}
-  one, other = (
-    jax.jit(
-      lambda params: sampler.sample(
-        nnx.merge(graphdef, params, none),
-        PROMPT_PC,
-        VALID_PC,
-        jax.random.key(0),
-        np.float32(1.0),
-        0,
-        samples=2,
-        length=LENGTH,
-        stop_ids=STOP,
-      )
-    )(params)
-    for params in (params, cast)
-  )
-  for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-    np.testing.assert_array_equal(x, y)
-
-
-def test_a_part_of_the_prompts_draws_as_all_of_them_do():
-  whole = sample()
-  part = sample(PROMPT_PC[2:], VALID_PC[2:], first=2)
-  for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
-    np.testing.assert_allclose(x[2 * 3 :], y, atol=1e-5)
+  assert_equal(samples, sample(), atol=1e-5)

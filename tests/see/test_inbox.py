@@ -3,41 +3,30 @@ import threading
 import time
 import types
 
-from absl import logging
 import msgspec
 import pytest
 
 from mrl_jax import records
-from mrl_jax.see import inbox
+from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import wire
 from tests import examples
 from tests import exchanges
 
-KINDS = set(records.KINDS)
+KINDS = exchanges.KINDS
 SIZE = records.size(examples.rollout())
 pytestmark = pytest.mark.filterwarnings(
   'error::pytest.PytestUnhandledThreadExceptionWarning'
 )
+rounds, fates = exchanges.rounds, exchanges.fates
 
 
 def queue(peers='a', **limits):
-  return inbox.Inbox(
-    'z', dict.fromkeys(peers, exchanges.PEER), exchanges.limits(**limits)
-  )
+  return exchanges.inbox('z', peers, **limits)
 
 
-def deliver(box, round, samples=1, policy='a', **arguments):
-  group = examples.group([1.0] * samples, round=round, policy=policy)
-  box.deliver(policy, round, group, **arguments)
-
-
-def rounds(received):
-  return [record.header.round for record in received]
-
-
-def fates(box, policy='a', kind='rollout'):
-  row = box.ledger.table()[policy][kind]
-  return {fate: n for fate, n in row.items() if n and fate != 'bytes'}
+def deliver(inbox, round, count=1, policy='a', **options):
+  group = exchanges.rollouts(round, count, policy=policy)
+  inbox.deliver(policy, round, group, **options)
 
 
 def start(function, *arguments, **named):
@@ -48,10 +37,21 @@ def start(function, *arguments, **named):
   return thread
 
 
-def ends(*threads):
+def require_end(*threads):
   for thread in threads:
     thread.join(exchanges.DEADLINE_S)
     assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def soon():
+  """What runs here does not wait for what never comes."""
+  began = time.monotonic()
+  yield
+  assert time.monotonic() - began < exchanges.DEADLINE_S
+
+
+# Waiting for peers.
 
 
 @pytest.fixture
@@ -59,197 +59,211 @@ def clock(monkeypatch):
   """A clock that stands still; `clock.now` is set by hand."""
   hands = types.SimpleNamespace(now=0.0)
   stub = types.SimpleNamespace(monotonic=lambda: hands.now)
-  monkeypatch.setattr(inbox, 'time', stub)
+  monkeypatch.setattr(inbox_lib, 'time', stub)
+  monkeypatch.setattr(inbox_lib, '_POLL_S', 0.002)
   return hands
 
 
+class Collector:
+  """Collects a round in another thread; a source counts how often it looks."""
+
+  def __init__(self, inbox, round):
+    self.received, self._looks = [], 0
+    inbox.sources.append(self._count_look)
+    self.thread = start(
+      lambda: self.received.extend(inbox.collect(round, KINDS))
+    )
+    self.look()
+
+  def _count_look(self, round):
+    self._looks += 1
+
+  def look(self):
+    """Lets it see the clock and what was delivered."""
+    looks = self._looks + 2  # One look may be under way.
+    exchanges.wait_until(
+      lambda: self._looks >= looks or not self.thread.is_alive()
+    )
+
+
 @contextlib.contextmanager
-def collecting(box, round):
-  """What another thread collects, once it is there; it looks up often."""
-  looked, received = threading.Event(), []
-  box.sources.append(types.SimpleNamespace(fetch=lambda _: looked.set()))
-  thread = start(lambda: received.extend(box.collect(round, KINDS)))
-  looked.wait(exchanges.DEADLINE_S)
-  yield received
-  ends(thread)
+def collecting(inbox, round):
+  collector = Collector(inbox, round)
+  yield collector
+  require_end(collector.thread)
 
 
 @pytest.mark.parametrize('earlier', [0, 3])
 def test_a_peer_that_catches_up_is_waited_for_as_it_goes_on(clock, earlier):
-  box = queue(wait_s=100)
-  for round in range(earlier):  # Which it comes back to.
-    deliver(box, round)
-    box.collect(round, KINDS)
-  with collecting(box, 4) as received:
+  inbox = queue(wait_s=100)
+  for round in range(earlier):  # The peer repeats them after a restart.
+    deliver(inbox, round)
+    inbox.collect(round, KINDS)
+  with collecting(inbox, 4) as collector:
     for round in range(5):
       clock.now += 80
-      deliver(box, round)
-  assert rounds(received) == [4]
-  assert box.ledger.waited == {'a': 400}
+      deliver(inbox, round)
+      collector.look()
+  assert rounds(collector.received) == [4]
+  assert inbox.ledger.waited == {'a': 400}
 
 
-@pytest.mark.parametrize('said', [[0, 0, 0], [1, 0, 1], [0, 1, 0]])
-def test_a_peer_that_repeats_itself_is_not_waited_for(clock, said):
-  box = queue(wait_s=100)
-  with collecting(box, 4) as received:
-    for step, round in enumerate(said):
+@pytest.mark.parametrize('sent', [[0, 0, 0], [1, 0, 1], [0, 1, 0]])
+def test_a_peer_that_repeats_itself_is_not_waited_for(clock, sent):
+  inbox = queue(wait_s=100)
+  with collecting(inbox, 4) as collector:
+    for step, round in enumerate(sent):
       clock.now = 40 * step
-      deliver(box, round)
-    clock.now = 141  # Two steps at most went on, the later one at 40.
-  assert received == []
-  assert box.ledger.waited == {'a': 141}
+      deliver(inbox, round)
+      collector.look()
+    clock.now = 141  # It last reached a higher round at 40, or before.
+  assert collector.received == []
+  assert inbox.ledger.waited == {'a': 141}
 
 
-def test_a_peer_is_done_with_a_round_when_it_speaks_of_a_later_one():
-  box = queue(wait_s=exchanges.AGES_S)
-  deliver(box, 2, last=False)
-  began = time.monotonic()
-  assert box.collect(1, KINDS) == []
-  assert time.monotonic() - began < exchanges.DEADLINE_S
-  assert box.heard('a') == 1
+def test_a_peer_has_finished_the_rounds_before_the_one_it_sends():
+  inbox = queue(wait_s=exchanges.AGES_S)
+  deliver(inbox, 2, last=False)
+  with soon():
+    assert inbox.collect(1, KINDS) == []
+  assert inbox.last_round('a') == 1
 
 
-def test_a_round_is_over_with_its_last_message(clock):
-  box = queue(wait_s=100)
-  with collecting(box, 0) as received:
-    deliver(box, 0, samples=2, last=False)
+def test_a_round_ends_with_its_last_message(clock):
+  inbox = queue(wait_s=100)
+  with collecting(inbox, 0) as collector:
+    deliver(inbox, 0, count=2, last=False)
     clock.now = 50
-    box.deliver('a', 0, [examples.outcome()])
-  assert len(received) == 3
-  assert box.ledger.waited == {'a': 50}
+    inbox.deliver('a', 0, [examples.outcome()])
+  assert len(collector.received) == 3
+  assert inbox.ledger.waited == {'a': 50}
 
 
 def test_each_peer_is_given_up_in_its_own_time(clock):
-  box = queue('ac', wait_s=100)
-  with collecting(box, 1) as received:
+  inbox = queue('ac', wait_s=100)
+  with collecting(inbox, 1) as collector:
     clock.now = 80
-    deliver(box, 0, policy='c')
+    deliver(inbox, 0, policy='c')
     clock.now = 120
-    exchanges.wait_until(lambda: 'a' in box.ledger.waited)
+    collector.look()
     clock.now = 150
-    deliver(box, 1, policy='c')
-  assert rounds(received) == [1]
-  assert box.ledger.waited == {'a': 120, 'c': 150}
+    deliver(inbox, 1, policy='c')
+  assert rounds(collector.received) == [1]
+  assert inbox.ledger.waited == {'a': 120, 'c': 150}
 
 
-def test_a_peer_that_was_given_up_is_waited_for_when_it_has_spoken(clock):
-  box = queue(wait_s=100)
-  with collecting(box, 0):
+def test_a_peer_that_was_given_up_is_waited_for_once_it_sends(clock):
+  inbox = queue(wait_s=100)
+  with collecting(inbox, 0):
     clock.now = 100
-  deliver(box, 1)
-  with collecting(box, 2) as received:
+  deliver(inbox, 1)
+  with collecting(inbox, 2) as collector:
     clock.now = 150
-    deliver(box, 2)
-  assert rounds(received) == [2]
-  assert box.ledger.waited == {'a': 150}
+    deliver(inbox, 2)
+  assert rounds(collector.received) == [2]
+  assert inbox.ledger.waited == {'a': 150}
 
 
-def test_the_order_is_of_policy_round_prompt_sample_and_kind():
-  box = queue('abc', max_staleness=1)
+@pytest.mark.parametrize(('peers', 'kinds'), [('a', ()), ('', KINDS)])
+def test_without_kinds_or_peers_nobody_is_waited_for(peers, kinds):
+  inbox = queue(peers, wait_s=exchanges.AGES_S)
+  with soon():
+    assert inbox.collect(0, kinds) == []
+  assert not inbox.ledger.waited
+
+
+def test_records_are_sorted_by_policy_round_prompt_sample_and_kind():
+  inbox = queue('abc', max_staleness=1)
   group = examples.group([1.0, 0.0], policy='b', round=1)
-  box.deliver('c', 1, examples.group([1.0], policy='c', round=1))
-  box.deliver(
+  deliver(inbox, 1, policy='c')
+  inbox.deliver(
     'b', 1, [group[1], examples.outcome(policy='b', round=1), group[0]]
   )
-  deliver(box, 1, policy='a')
-  deliver(box, 0, policy='b')
+  deliver(inbox, 1, policy='a')
+  deliver(inbox, 0, policy='b')
   keys = [
     (r.header.policy, r.header.round, r.header.sample, records.kind(r))
-    for r in box.collect(1, KINDS)
+    for r in inbox.collect(1, KINDS)
   ]
   assert keys == sorted(keys)
   assert len(keys) == 6
 
 
-def test_records_of_another_run_are_refused():
-  box = queue()
-  box.deliver('a', 0, [examples.rollout(run='other'), examples.rollout()])
-  assert fates(box) == {'published': 2, 'refused': 1, 'waiting': 1}
-  assert box.ledger.refusals() == {'a': {'run': 1}}
-
-
-def test_who_has_most_is_known_after_a_resume():
-  before, box = (queue('ab', records=4) for _ in range(2))
-  deliver(before, 0, samples=3, policy='b')
-  box.restore(before.state())
-  deliver(box, 0, samples=2)
-  assert fates(box, 'a') == {'published': 2, 'waiting': 2}
-  assert fates(box, 'b') == {'published': 3, 'evicted': 1, 'waiting': 2}
+# Room.
 
 
 def test_a_peer_that_fills_the_queue_pays_for_it_alone():
-  box = queue('ab', records=4)
-  deliver(box, 0, samples=2, policy='b')
-  for round in range(1000, 1010):  # The others' are older, and stay.
-    deliver(box, round)
-  assert fates(box, 'b') == {'published': 2, 'waiting': 2}
-  assert fates(box, 'a') == {'published': 10, 'evicted': 8, 'waiting': 2}
-  assert len(box.collect(0, KINDS)) == 2
+  inbox = queue('ab', records=4)
+  deliver(inbox, 0, count=2, policy='b')  # Older than all of a's, and stays.
+  for round in range(1000, 1010):
+    deliver(inbox, round)
+  assert fates(inbox.ledger, 'b') == {'published': 2, 'waiting': 2}
+  assert fates(inbox.ledger) == {'published': 10, 'evicted': 8, 'waiting': 2}
+  assert len(inbox.collect(0, KINDS)) == 2
 
 
-def test_the_oldest_goes_even_if_it_comes_last():
-  box = queue(records=2, max_staleness=2)
-  for round in (1, 2, 0):
-    deliver(box, round)
-  assert fates(box) == {'published': 3, 'evicted': 1, 'waiting': 2}
-  assert rounds(box.collect(2, KINDS)) == [1, 2]
+def test_who_fills_the_queue_is_known_after_a_restore():
+  inbox, again = (queue('ab', records=4) for _ in range(2))
+  deliver(inbox, 0, count=3, policy='b')
+  again.restore(inbox.state())
+  deliver(again, 0, count=2)
+  assert fates(again.ledger) == {'published': 2, 'waiting': 2}
+  assert fates(again.ledger, 'b') == {
+    'published': 3,
+    'evicted': 1,
+    'waiting': 2,
+  }
 
 
-def test_as_many_go_as_must():
-  box = queue(bytes=3 * SIZE)
-  deliver(box, 0, samples=3)
-  box.deliver('a', 1, [examples.rollout(bytes(30), round=1)])
-  assert records.size(examples.rollout(bytes(30))) > 2 * SIZE
-  assert fates(box) == {'published': 4, 'evicted': 3, 'waiting': 1}
+def test_a_large_record_evicts_as_many_as_it_must():
+  inbox = queue(bytes=3 * SIZE)
+  deliver(inbox, 0, count=3)
+  large = examples.rollout(bytes(30), round=1)
+  assert records.size(large) > 2 * SIZE
+  inbox.deliver('a', 1, [large])
+  assert fates(inbox.ledger) == {'published': 4, 'evicted': 3, 'waiting': 1}
 
 
 def test_a_publisher_waits_once_and_not_for_every_record():
-  box = queue(records=1, block_s=0.5)
-  deliver(box, 0)
+  inbox = queue(records=1, block_s=0.05)
+  deliver(inbox, 0)
   began = time.monotonic()
-  deliver(box, 1, samples=60)
-  assert 0.5 <= time.monotonic() - began < 15
-  assert fates(box) == {'published': 61, 'evicted': 60, 'waiting': 1}
+  deliver(inbox, 1, count=600)
+  assert 0.05 <= time.monotonic() - began < 15
+  assert fates(inbox.ledger) == {
+    'published': 601,
+    'evicted': 600,
+    'waiting': 1,
+  }
 
 
 def test_a_publisher_goes_on_when_there_is_room():
-  box = queue('ac', records=1, block_s=exchanges.AGES_S, wait_s=0.1)
-  deliver(box, 0)
-  publisher = start(deliver, box, 1)
-  assert rounds(box.collect(0, KINDS)) == [0]  # After a wait for c.
-  ends(publisher)
-  assert fates(box) == {'published': 2, 'used': 1, 'waiting': 1}
+  inbox = queue('ac', records=1, block_s=exchanges.AGES_S, wait_s=0.05)
+  deliver(inbox, 0)
+  publisher = start(deliver, inbox, 1)
+  assert rounds(inbox.collect(0, KINDS)) == [0]  # After a wait for c.
+  require_end(publisher)
+  assert fates(inbox.ledger) == {'published': 2, 'used': 1, 'waiting': 1}
 
 
-def test_who_would_make_room_does_not_wait_for_it():
-  box = queue(records=1, block_s=exchanges.AGES_S)
-  data = [wire.encode(r) for r in examples.group([1.0] * 3)]
-  began = time.monotonic()
-  box.deliver_encoded('a', 0, data, waits=False)
-  assert time.monotonic() - began < exchanges.DEADLINE_S
-  assert fates(box)['evicted'] == 2
+def test_stale_records_make_room_for_those_that_are_waited_for():
+  inbox = queue(records=1, block_s=exchanges.AGES_S, wait_s=exchanges.AGES_S)
+  deliver(inbox, 0)
+  publisher = start(deliver, inbox, 1)
+  with soon():
+    assert rounds(inbox.collect(1, KINDS)) == [1]
+  require_end(publisher)
+  assert fates(inbox.ledger) == {'published': 2, 'stale': 1, 'used': 1}
 
 
-def test_what_is_stale_makes_room_for_what_is_waited_for():
-  box = queue(records=1, block_s=exchanges.AGES_S, wait_s=exchanges.AGES_S)
-  deliver(box, 0)
-  publisher = start(deliver, box, 1)
-  began = time.monotonic()
-  assert rounds(box.collect(1, KINDS)) == [1]
-  assert time.monotonic() - began < exchanges.DEADLINE_S
-  ends(publisher)
-  assert fates(box) == {'published': 2, 'stale': 1, 'used': 1}
-
-
-def test_what_is_not_wanted_does_not_wait_for_room():
-  box = queue(records=1, block_s=exchanges.AGES_S)
-  box.collect(1, KINDS)
-  deliver(box, 1)
-  began = time.monotonic()
-  deliver(box, 1)
-  deliver(box, 0)
-  assert time.monotonic() - began < exchanges.DEADLINE_S
-  assert fates(box) == {
+def test_duplicates_and_stale_records_do_not_wait_for_room():
+  inbox = queue(records=1, block_s=exchanges.AGES_S)
+  inbox.collect(1, KINDS)
+  deliver(inbox, 1)
+  with soon():
+    deliver(inbox, 1)
+    deliver(inbox, 0)
+  assert fates(inbox.ledger) == {
     'published': 3,
     'waiting': 1,
     'duplicate': 1,
@@ -258,160 +272,133 @@ def test_what_is_not_wanted_does_not_wait_for_room():
 
 
 def test_a_copy_that_comes_while_the_first_waits_for_room_is_a_duplicate():
-  box = queue(bytes=SIZE, block_s=exchanges.AGES_S)
-  deliver(box, 0)
-  publishers = [start(deliver, box, 1) for _ in range(2)]
+  inbox = queue(bytes=SIZE, block_s=exchanges.AGES_S)
+  deliver(inbox, 0)
+  publishers = [start(deliver, inbox, 1) for _ in range(2)]
   time.sleep(0.05)
-  box.collect(0, KINDS)
-  exchanges.wait_until(lambda: exchanges.waiting(box.ledger))
-  assert rounds(box.collect(1, KINDS)) == [1]
-  ends(*publishers)
-  assert fates(box) == {'published': 3, 'used': 2, 'duplicate': 1}
-  deliver(box, 2)
-  assert rounds(box.collect(2, KINDS)) == [2]
+  inbox.collect(0, KINDS)
+  exchanges.wait_until(lambda: exchanges.waiting(inbox.ledger))
+  assert rounds(inbox.collect(1, KINDS)) == [1]
+  require_end(*publishers)
+  assert fates(inbox.ledger) == {'published': 3, 'used': 2, 'duplicate': 1}
+  deliver(inbox, 2)
+  assert rounds(inbox.collect(2, KINDS)) == [2]
 
 
 def test_a_record_whose_round_passes_while_it_waits_for_room_is_stale():
-  box = queue(records=1, block_s=exchanges.AGES_S)
-  deliver(box, 5)
-  publisher = start(deliver, box, 1)
+  inbox = queue(records=1, block_s=exchanges.AGES_S)
+  deliver(inbox, 5)
+  publisher = start(deliver, inbox, 1)
   time.sleep(0.05)
-  box.collect(3, KINDS)
-  ends(publisher)
-  assert fates(box) == {'published': 2, 'waiting': 1, 'stale': 1}
+  inbox.collect(3, KINDS)
+  require_end(publisher)
+  assert fates(inbox.ledger) == {'published': 2, 'waiting': 1, 'stale': 1}
+
+
+# State.
 
 
 def test_a_state_balances_while_a_publisher_waits_for_room():
-  box = queue(records=1, block_s=exchanges.AGES_S)
-  publisher = start(deliver, box, 0, samples=2)
-  exchanges.wait_until(lambda: exchanges.waiting(box.ledger))
+  inbox = queue(records=1, block_s=exchanges.AGES_S)
+  publisher = start(deliver, inbox, 0, count=2)
+  exchanges.wait_until(lambda: exchanges.waiting(inbox.ledger))
   time.sleep(0.05)
   again = queue()
-  again.restore(box.state())
-  assert fates(again) == {'published': 1, 'waiting': 1}
+  again.restore(inbox.state())
+  assert fates(again.ledger) == {'published': 1, 'waiting': 1}
   for _ in range(2):
-    exchanges.wait_until(lambda: exchanges.waiting(box.ledger))
-    box.collect(0, KINDS)
-  ends(publisher)
+    exchanges.wait_until(lambda: exchanges.waiting(inbox.ledger))
+    inbox.collect(0, KINDS)
+  require_end(publisher)
 
 
 def test_many_publishers_at_once_balance_at_all_times():
-  box = queue('abcd', records=20, max_staleness=20, block_s=0.001)
+  inbox = queue('abcd', records=20, max_staleness=20, block_s=0.001)
 
   def publish(policy):
     for round in range(20):
-      deliver(box, round, samples=3, policy=policy)
-      deliver(box, round, samples=3, policy=policy)
+      for _ in range(2):
+        deliver(inbox, round, count=3, policy=policy)
 
   publishers = [start(publish, policy) for policy in 'abcd']
-  taken = 0
+  used = 0
   for round in range(20):
-    state = box.state()
     again = queue('abcd', max_staleness=20)
-    again.restore(state)
+    again.restore(inbox.state())
     waiting = exchanges.waiting(again.ledger)
     assert len(again.collect(20, KINDS)) == waiting <= 20
-    taken += len(box.collect(round, KINDS))
-  ends(*publishers)
-  taken += len(box.collect(20, KINDS))
-  rows = [box.ledger.table()[policy]['rollout'] for policy in 'abcd']
+    used += len(inbox.collect(round, KINDS))
+  require_end(*publishers)
+  used += len(inbox.collect(20, KINDS))
+  rows = [fates(inbox.ledger, policy) for policy in 'abcd']
   assert [row['published'] for row in rows] == [120] * 4
-  assert [row['waiting'] for row in rows] == [0] * 4
-  assert sum(row['used'] for row in rows) == taken
+  assert not any('waiting' in row for row in rows)
+  assert sum(row.get('used', 0) for row in rows) == used
 
 
-def test_identities_that_are_remembered_are_bounded():
-  box = queue(records=5)
+def test_remembered_identities_are_bounded():
+  inbox = queue(records=5)
   for n in range(10):
-    box.deliver('a', 0, examples.group([1.0] * 5, prompt=f'p{n}'))
-  gone = msgspec.msgpack.decode(box.state())[1]
-  assert len(gone) == 20
-  deliver(box, 0)  # It was here, but so long ago that nobody knows.
-  box.deliver('a', 0, [examples.rollout(prompt='p8')])
-  assert fates(box)['duplicate'] == 1
+    inbox.deliver('a', 0, exchanges.rollouts(count=5, prompt=f'p{n}'))
+  assert len(msgspec.msgpack.decode(inbox.state())[1]) == 20
+  deliver(inbox, 0)  # It was here, but so long ago that nobody knows.
+  inbox.deliver('a', 0, [examples.rollout(prompt='p8')])
+  assert fates(inbox.ledger)['duplicate'] == 1
 
 
-def test_what_is_no_record_is_refused_and_the_rest_goes_on():
-  box = queue()
-  box.deliver_encoded('a', 0, [b'\xc1'], last=False)
-  assert box.heard('a') == -1
-  box.deliver_encoded('a', 0, [wire.encode(examples.rollout())])
-  assert len(box.collect(0, KINDS)) == 1
-  assert box.ledger.refusals() == {'a': {'undecodable': 1}}
-  assert fates(box, kind='unknown') == {'published': 1, 'refused': 1}
-
-
-def test_kinds_that_were_not_meant_for_the_policy_are_left_out():
-  box = queue()
-  data = [*map(wire.encode, [examples.rollout(), examples.outcome()])]
-  box.deliver_encoded('a', 0, data, kinds={'outcome'})
-  assert [*map(records.kind, box.collect(0, KINDS))] == ['outcome']
-  assert 'rollout' not in box.ledger.table()['a']
-
-
-def test_each_reason_for_a_refusal_is_told_a_few_times(caplog):
-  logging.use_absl_handler()
-  box = queue('ab')
-  for _ in range(20):
-    box.deliver('a', 1, [examples.rollout()])
-  box.deliver('b', 1, [examples.rollout(policy='b')])
-  box.deliver('a', 0, [examples.rollout(policy='b')])
-  told = [r.getMessage() for r in caplog.records]
-  assert told == [
-    *['z refused a rollout of a: round of round 0 in round 1'] * 3,
-    'z refused a rollout of b: round of round 0 in round 1',
-    "z refused a rollout of a: sender that says it is of 'b'",
-  ]
-  assert box.ledger.refusals()['a'] == {'round': 20, 'sender': 1}
-
-
-def test_messages_that_were_taken_are_known_until_they_are_forgotten():
-  box, again = queue(), queue()
+def test_messages_are_known_until_they_are_forgotten():
+  inbox, again = queue(), queue()
   for round in range(3):
-    box.note_taken(f'm{round}', round)
-  again.restore(box.state())
-  assert again.has_taken('m0')
-  again.forget(1)
-  assert [again.has_taken(f'm{n}') for n in range(4)] == [
-    False,
-    True,
-    True,
-    False,
-  ]
+    inbox.deliver('a', round, [], message=f'm{round}')
+  again.restore(inbox.state())
+  assert again.has_message('m0')
+  again.forget_messages(1)
+  known = [again.has_message(f'm{n}') for n in range(4)]
+  assert known == [False, True, True, False]
 
 
-def test_what_was_stale_before_is_stale_after():
-  box, again = queue(), queue()
-  box.collect(3, KINDS)
-  again.restore(box.state())
+def test_a_stale_round_is_stale_after_a_restore():
+  inbox, again = queue(), queue()
+  inbox.collect(3, KINDS)
+  again.restore(inbox.state())
   deliver(again, 2)
-  assert fates(again) == {'published': 1, 'stale': 1}
+  assert fates(again.ledger) == {'published': 1, 'stale': 1}
 
 
 def test_peers_may_come_and_go_between_states():
-  box = queue('ac')
+  inbox = queue('ac')
   for policy in 'ac':
-    deliver(box, 3, policy=policy)
+    deliver(inbox, 3, policy=policy)
   again = queue('ad', wait_s=exchanges.AGES_S)
-  again.restore(box.state())
-  assert (again.heard('a'), again.heard('d')) == (3, -1)
+  again.restore(inbox.state())
+  assert (again.last_round('a'), again.last_round('d')) == (3, -1)
   deliver(again, 3, policy='d')
   received = again.collect(3, KINDS)
   assert [r.header.policy for r in received] == ['a', 'c', 'd']
 
 
-def test_a_peer_that_ended_is_not_waited_for():
-  box = queue(wait_s=exchanges.AGES_S)
-  box.ended('a')
-  assert box.collect(0, KINDS) == []
-  assert not box.ledger.waited
+# Refusals.
 
 
-def test_who_asks_for_nothing_waits_for_nobody():
-  box = queue(wait_s=0.01)
-  assert box.collect(0, ()) == []
-  assert not box.ledger.waited
+def test_bytes_that_are_no_record_are_refused_and_the_rest_goes_on():
+  inbox = queue()
+  inbox.deliver_encoded('a', 0, [b'\xc1'], last=False)
+  assert inbox.last_round('a') == -1
+  inbox.deliver_encoded('a', 0, [wire.encode(examples.rollout())])
+  assert len(inbox.collect(0, KINDS)) == 1
+  assert inbox.ledger.refusals() == {'a': {'undecodable': 1}}
+  assert fates(inbox.ledger, kind='unknown') == {'published': 1, 'refused': 1}
 
 
-def test_a_policy_without_peers_waits_for_nobody():
-  assert queue('', wait_s=exchanges.AGES_S).collect(0, KINDS) == []
+def test_each_reason_of_a_refusal_is_logged_a_few_times(caplog):
+  inbox = queue('ab')
+  for _ in range(20):
+    inbox.deliver('a', 1, [examples.rollout()])
+  inbox.deliver('b', 1, [examples.rollout(policy='b')])
+  inbox.deliver('a', 0, [examples.rollout(policy='b')])
+  assert [r.getMessage() for r in caplog.records] == [
+    *['z refused a rollout of a: round of round 0 in round 1'] * 3,
+    'z refused a rollout of b: round of round 0 in round 1',
+    "z refused a rollout of a: sender that says it is of 'b'",
+  ]
+  assert inbox.ledger.refusals()['a'] == {'round': 20, 'sender': 1}

@@ -3,66 +3,75 @@ import contextlib
 import os
 import threading
 
+import pytest
+
 from mrl_jax import files
-from mrl_jax.see import spool
+from mrl_jax.see import spool as spool_lib
 
 
-def messages(folder, round=99):
-  return [data for _, data in spool.Spool(os.fspath(folder)).kept(round)]
+@pytest.fixture
+def open_spool(tmp_path):
+  """Opens the same folder again and again."""
+  return lambda: spool_lib.Spool(os.fspath(tmp_path))
 
 
-def test_what_another_process_left_comes_once_and_round_by_round(tmp_path):
-  kept = spool.Spool(os.fspath(tmp_path))
-  names = {round: kept.add(round, b'%d' % round) for round in (10, 9, 200, 9)}
-  assert [*kept.kept(200)] == []  # Its own.
-  again = spool.Spool(os.fspath(tmp_path))
-  assert [*again.kept(8)] == []
-  assert [*again.kept(10)] == [(names[9], b'9'), (names[10], b'10')]
-  assert [*again.kept(200)] == [(names[200], b'200')]
-  assert [*again.kept(200)] == []
+def messages(spool):
+  return [data for _, data in spool.left(999)]
 
 
-def test_a_message_that_comes_twice_is_one(tmp_path):
-  kept = spool.Spool(os.fspath(tmp_path))
-  assert kept.add(0, b'same') == kept.add(0, b'same')
-  assert kept.add(1, b'same') != kept.add(0, b'other')
-  assert len(messages(tmp_path)) == 3
+def test_messages_of_an_earlier_process_come_once_round_by_round(open_spool):
+  spool = open_spool()
+  names = {round: spool.add(round, b'%d' % round) for round in (10, 9, 200, 9)}
+  assert [*spool.left(200)] == []  # They are its own.
+  again = open_spool()
+  assert [*again.left(8)] == []
+  assert [*again.left(10)] == [(names[9], b'9'), (names[10], b'10')]
+  assert [*again.left(200)] == [(names[200], b'200')]
+  assert [*again.left(200)] == []
 
 
-def test_a_message_may_come_again_while_it_is_written(tmp_path, monkeypatch):
-  kept = spool.Spool(os.fspath(tmp_path))
+def test_a_message_that_comes_twice_is_stored_once(open_spool):
+  spool = open_spool()
+  assert spool.add(0, b'same') == spool.add(0, b'same')
+  assert spool.add(1, b'same') != spool.add(0, b'other')
+  assert len(messages(open_spool())) == 3
+
+
+def test_a_message_may_come_again_while_it_is_written(open_spool, monkeypatch):
+  spool = open_spool()
   write, both = files.write, threading.Barrier(2)
 
   def write_together(path, data):
     with contextlib.suppress(threading.BrokenBarrierError):
-      both.wait(0.2)  # In vain, if only one may write.
+      both.wait(0.05)  # In vain, if only one may write.
     write(path, data)
 
   monkeypatch.setattr(files, 'write', write_together)
   with futures.ThreadPoolExecutor(2) as threads:
-    names = list(threads.map(lambda _: kept.add(0, b'same'), range(2)))
+    names = list(threads.map(lambda _: spool.add(0, b'same'), range(2)))
   assert names[0] == names[1]
-  assert messages(tmp_path) == [b'same']
+  assert messages(open_spool()) == [b'same']
 
 
-def test_half_a_message_is_not_there(tmp_path, monkeypatch):
-  kept = spool.Spool(os.fspath(tmp_path))
-  kept.add(0, b'whole')
-  with monkeypatch.context() as patched:
-    patched.setattr(os, 'replace', lambda *_: None)  # As if killed before.
-    kept.add(1, b'half')
-  assert messages(tmp_path) == [b'whole']
-  kept.add(1, b'half')
-  assert messages(tmp_path) == [b'whole', b'half']
-
-
-def test_earlier_rounds_are_forgotten(tmp_path, monkeypatch):
-  kept = spool.Spool(os.fspath(tmp_path))
+@pytest.fixture
+def with_half(open_spool, monkeypatch):
+  """A spool with three rounds, killed while it added one more message."""
+  spool = open_spool()
   for round in range(3):
-    kept.add(round, b'%d' % round)
+    spool.add(round, b'%d' % round)
   with monkeypatch.context() as patched:
-    patched.setattr(os, 'replace', lambda *_: None)
-    kept.add(0, b'half')
-  kept.forget(2)
-  assert messages(tmp_path) == [b'2']
+    patched.setattr(os, 'replace', lambda *_: None)  # As if killed before it.
+    spool.add(0, b'half')
+  return spool
+
+
+def test_half_a_message_is_ignored_and_may_come_again(with_half, open_spool):
+  assert messages(open_spool()) == [b'0', b'1', b'2']
+  with_half.add(0, b'half')
+  assert {*messages(open_spool())} == {b'0', b'half', b'1', b'2'}
+
+
+def test_earlier_rounds_are_deleted(with_half, open_spool, tmp_path):
+  with_half.forget(2)
+  assert messages(open_spool()) == [b'2']
   assert len(os.listdir(tmp_path)) == 1

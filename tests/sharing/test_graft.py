@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from mrl_jax.sharing import carry
 from mrl_jax.sharing import graft
 from tests import examples
 
@@ -9,91 +8,91 @@ ENCODER = examples.tokenizer('byte_level')
 OTHER = examples.tokenizer('sentencepiece')
 
 
-def selected(*means, reward=1.0, encoder=ENCODER):
-  """Rollouts of a peer, whose tokens are all as likely as exp(mean)."""
-  found = []
-  for g, mean in enumerate(means):
-    sent = examples.rollout(
-      b'= 1%d' % g, reward, encoder=encoder, policy='b', sample=g
-    )
+def group(*means, reward=1.0):
+  """One rollout a prompt; its tokens have these mean log-probabilities."""
+  groups = []
+  for p, mean in enumerate(means):
+    fields = {'encoder': ENCODER, 'policy': 'b', 'sample': p}
+    sent = examples.rollout(b'= 1%d' % p, reward, **fields)
     logp = np.full(len(sent.ids), mean, np.float32)
-    sent = examples.rollout(
-      b'= 1%d' % g, reward, encoder=encoder, policy='b', sample=g, logp=logp
-    )
-    found.append(carry.Selected(g, sent, 0.5 + g))
-  return found
+    sent = examples.replace(sent, policy_logp=logp, advantage=0.5 + p)
+    groups.append(examples.peer_group(sent, prompt=p))
+  return groups
 
 
-def take(selected, learner=None, **changes):
-  settings = examples.run_config().method
-  settings.graft.update(changes)
-  # The learner finds every token as likely as exp(-1).
-  learner = learner or examples.learner(ENCODER)
-  return graft.carry(selected, learner, settings), learner
+def rows(groups, encoder=ENCODER, rng=None, **changes):
+  """The learner finds every token as likely as exp(-1)."""
+  changes = {f'graft.{key}': value for key, value in changes.items()}
+  context = examples.context(
+    encoder,
+    method=examples.settings('graft', **changes),
+    rng=rng or np.random.default_rng(0),
+  )
+  return graft.rows(groups, context), context.log
 
 
 def test_numbers_worked_by_hand():
   # exp(-1 + .5) = .61 is out, exp(-1 + .9) = .90 and exp(-1 + 2) = 2.7 are in.
-  found, learner = take(selected(-0.5, -0.9, -2.0))
-  assert [row.prompt for row in found.rows] == [1, 2]
-  assert [row.advantage for row in found.rows] == [1.5, 2.5]  # The source's.
-  assert found.rows[0].weight == pytest.approx(np.exp(-0.1), rel=1e-6)
-  assert found.rows[1].weight == 1.0
-  assert found.metrics == {
+  found, log = rows(group(-0.5, -0.9, -2.0))
+  assert [row.prompt for row in found] == [1, 2]
+  assert [row.advantage for row in found] == [1.5, 2.5]  # The source's.
+  assert found[0].weight == pytest.approx(np.exp(-0.1), rel=1e-6)
+  assert found[1].weight == 1.0
+  assert log.metrics == {
     'compatibility': pytest.approx(np.exp(-0.1)),
     'admitted': pytest.approx(2 / 3),
   }
-  assert learner.refused == {'incompatible': 1}
+  assert log.refused == {'incompatible': 1}
 
 
 def test_ratios_begin_at_the_learners_own_probabilities():
-  found, _ = take(selected(-0.9))
-  np.testing.assert_array_equal(found.rows[0].old_logp, -1.0)
+  ((row,), _) = rows(group(-0.9))
+  np.testing.assert_array_equal(row.old_logp, -1.0)
 
 
 def test_each_mean_is_over_the_policys_own_tokens():
-  long, learner = selected(-1.0), examples.learner(OTHER)
-  found, _ = take(long, learner)
-  assert len(found.rows[0].ids) != len(long[0].rollout.ids)
-  assert found.metrics['compatibility'] == pytest.approx(1.0)
+  sent = group(-1.0)
+  ((row,), log) = rows(sent, OTHER)
+  assert len(row.ids) != len(sent[0].rollouts[0].ids)
+  assert log.metrics['compatibility'] == pytest.approx(1.0)
 
 
 def test_the_gate_is_strict_and_a_setting():
-  found, _ = take(selected(-0.9), floor=float(np.exp(-1 - -0.9)) + 1e-6)
-  assert not found.rows
-  assert len(take(selected(-0.1), floor=0.0)[0].rows) == 1
+  found, _ = rows(group(-0.9), floor=float(np.exp(-1 - -0.9)) + 1e-6)
+  assert not found
+  assert len(rows(group(-0.1), floor=0.0)[0]) == 1
 
 
-def test_controls():
-  offered = selected(-0.5, -0.9, -0.6, -0.4, -0.3)
-  everything, _ = take(offered, admission='all')
-  assert len(everything.rows) == 5
-  assert everything.rows[0].weight == pytest.approx(np.exp(-0.5))
-  assert {row.weight for row in take(offered, weighted=False)[0].rows} == {1.0}
+def test_controls_of_the_gate_and_the_weight():
+  offered = group(-0.5, -0.9, -0.6, -0.4, -0.3)
+  everything, _ = rows(offered, admission='all')
+  assert len(everything) == 5
+  assert everything[0].weight == pytest.approx(np.exp(-0.5))
+  assert {row.weight for row in rows(offered, weighted=False)[0]} == {1.0}
   seen = set()
   for seed in range(30):
-    learner = examples.learner(ENCODER, rng=np.random.default_rng(seed))
-    (row,) = take(offered, learner, admission='random')[0].rows
+    rng = np.random.default_rng(seed)
+    ((row,), _) = rows(offered, rng=rng, admission='random')
     seen.add(row.prompt)
-  assert seen == set(range(5))  # As many as pass the gate, whichever.
+  assert seen == set(range(5))  # As many as pass the gate, at random.
 
 
 def test_a_peer_that_claims_no_probability_at_all_is_bounded():
-  found, _ = take(selected(-1e4))
-  assert found.rows[0].weight == 1.0
-  assert found.metrics['compatibility'] == pytest.approx(np.exp(10))
+  ((row,), log) = rows(group(-1e4))
+  assert row.weight == 1.0
+  assert log.metrics['compatibility'] == pytest.approx(np.exp(10))
 
 
 def test_failures_may_be_left_out():
-  offered = selected(-0.9) + selected(-0.9, reward=0.0)
-  assert len(take(offered)[0].rows) == 2
-  assert len(take(offered, success_only=True)[0].rows) == 1
+  offered = group(-0.9) + group(-0.9, reward=0.0)
+  assert len(rows(offered)[0]) == 2
+  assert len(rows(offered, success_only=True)[0]) == 1
 
 
-def test_nothing_offered_is_nothing_taken():
-  found, _ = take([])
-  assert not found.rows
-  assert found.metrics == {}
+def test_without_groups_there_are_neither_rows_nor_metrics():
+  found, log = rows([])
+  assert not found
+  assert log.metrics == {}
 
 
 @pytest.mark.parametrize(
@@ -104,5 +103,5 @@ def test_nothing_offered_is_nothing_taken():
     ('uniform', [0, 1, 2, 3, 4]),
   ],
 )
-def test_grafted_prompts_come_last_or_where_asked(where, expected):
+def test_grafted_prompts_are_trained_on_where_the_order_says(where, expected):
   assert graft.order(range(5), {3, 1}, where) == expected

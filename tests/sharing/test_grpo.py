@@ -1,19 +1,15 @@
 import numpy as np
 import pytest
 
+from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import grpo
+from tests import examples
 
 
 def advantages(rewards, **settings):
   rewards_PG = np.array(rewards, np.float64)
-  baseline = grpo.baseline(grpo.moments(rewards_PG))
+  baseline = grpo.baseline(context_lib.moments(rewards_PG))
   return grpo.advantages(rewards_PG, baseline, **settings)
-
-
-def test_moments():
-  np.testing.assert_array_equal(
-    grpo.moments(np.array([[1.0, 0.0, 2.0]])), [[3.0, 3.0, 5.0]]
-  )
 
 
 def test_numbers_worked_by_hand():
@@ -32,21 +28,21 @@ def test_numbers_worked_by_hand():
     ('none', 1.0),
   ],
 )
-def test_what_an_advantage_is_divided_by(scale, unit):
+def test_an_advantage_is_divided_by_the_scale(scale, unit):
   found = advantages([[1, 0, 0, 0], [1, 1, 1, 0]], scale=scale)
   plain = np.array([[3, -1, -1, -1], [1, 1, 1, -3]]) / 4
   np.testing.assert_allclose(found, plain / unit, rtol=1e-5)
 
 
-def test_leaving_one_out_compares_with_the_others():
+def test_leave_one_out_compares_with_the_others():
   # 1 against the mean of 0 0 0, and 0 against that of 1 0 0.
   found = advantages([[1, 0, 0, 0]], scale='none', leave_one_out=True)
   np.testing.assert_allclose(found, [[1, -1 / 3, -1 / 3, -1 / 3]], rtol=1e-6)
 
 
-def test_rewards_of_some_prompts_are_compared_with_theirs():
+def test_rewards_of_some_prompts_are_compared_with_the_baselines_of_those():
   rewards_PG = np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 0.0]])
-  baseline = grpo.baseline(grpo.moments(rewards_PG))
+  baseline = grpo.baseline(context_lib.moments(rewards_PG))
   for scale in grpo.SCALES:
     whole = grpo.advantages(rewards_PG, baseline, scale=scale)
     part = grpo.advantages(
@@ -57,7 +53,7 @@ def test_rewards_of_some_prompts_are_compared_with_theirs():
 
 @pytest.mark.parametrize('scale', grpo.SCALES)
 @pytest.mark.parametrize('leave_one_out', [False, True])
-def test_equal_rewards_have_no_advantage_at_all(scale, leave_one_out):
+def test_equal_rewards_have_zero_advantage_exactly(scale, leave_one_out):
   settings = {'scale': scale, 'leave_one_out': leave_one_out}
   for reward in (0.0, 1.0, 0.1, 0.7, 1 / 3):
     for size in range(1, 17):
@@ -65,22 +61,25 @@ def test_equal_rewards_have_no_advantage_at_all(scale, leave_one_out):
 
 
 @pytest.mark.parametrize('scale', ['std', 'unbiased_std'])
-def test_others_are_not_blown_up_by_a_group_without_deviation(scale):
+def test_a_group_without_deviation_does_not_blow_up_a_peers_reward(scale):
   # A peer's success where the policy's own group fails is worth its reward.
-  baseline = grpo.baseline(grpo.moments(np.zeros((1, 4))))
+  baseline = grpo.baseline(context_lib.moments(np.zeros((1, 4))))
   found = grpo.advantages(np.array([[1.0, 0.0]]), baseline, scale=scale)
   np.testing.assert_array_equal(found, [[1.0, 0.0]])
-  rounded = grpo.baseline(grpo.moments(np.full((1, 7), 0.7)))
+  rounded = grpo.baseline(context_lib.moments(np.full((1, 7), 0.7)))
   found = grpo.advantages(np.array([[1.0]]), rounded, scale=scale)
   np.testing.assert_allclose(found, [[0.3]], rtol=1e-6)
 
 
-def test_a_group_of_one_has_none_and_is_not_nan():
+def test_a_group_of_one_has_zero_advantage_and_not_nan():
   np.testing.assert_array_equal(advantages([[1.0], [0.5]]), [[0.0], [0.0]])
 
 
-def test_own_baseline_ignores_peers():
-  own_P3 = grpo.moments(np.array([[1.0, 0.0]]))
-  found = grpo.own(own_P3, {'b': np.ones((1, 3))}, None, {})
-  np.testing.assert_array_equal(found.moments_P3, own_P3)
-  np.testing.assert_array_equal(found.mean_P1, [[0.5]])
+def test_the_own_baseline_ignores_peers():
+  context = examples.context(
+    groups=[examples.group([1.0, 0.0])],
+    received=[examples.stats([1.0, 1.0], policy='b')],
+  )
+  baseline = grpo.own(context)
+  np.testing.assert_array_equal(baseline.moments_P3, [[2, 1, 1]])
+  np.testing.assert_array_equal(baseline.mean_P1, [[0.5]])

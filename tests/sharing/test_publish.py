@@ -35,3 +35,14 @@ def test_an_outcome_quotes_different_successes():
   assert outcome.header.sample == records.WHOLE_GROUP
   assert publish.outcome(group, 1, 'exact').texts == (b'= 1',)
   assert publish.outcome(GROUPS[1], 4, 'exact').texts == ()
+
+
+def test_group_stats_are_the_moments_of_the_rewards():
+  stats = publish.group_stats(examples.group([1.0, 0.0, 0.5]))
+  moments = (stats.count, stats.reward_sum, stats.reward_square_sum)
+  assert moments == (3, 1.5, 1.25)
+  assert stats.successes == 2
+  assert stats.header.sample == records.WHOLE_GROUP
+  # The verdict decides what is a success, whatever the reward.
+  near = examples.replace(examples.rollout(), verdict='wrong')
+  assert publish.group_stats([near]).successes == 0

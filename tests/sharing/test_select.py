@@ -1,45 +1,44 @@
 import numpy as np
 import pytest
 
-from mrl_jax.sharing import offers as offers_lib
+from mrl_jax.sharing import peer_groups
 from mrl_jax.sharing import select
 from tests import examples
 
-BYTES = None  # A tokenizer is not needed to select.
 
-
-def offer(prompt, successes, peer='b', count=4):
+def group(prompt, successes, peer='b', count=4):
   texts = tuple(b'= %d' % i for i in range(successes))
-  return offers_lib.Offer(peer, prompt, count, successes, texts=texts)
+  return peer_groups.PeerGroup(peer, prompt, count, successes, texts=texts)
 
 
-def own(*successes, count=4):
-  return select.Own(np.array(successes), count)
+def own(*successes, count=4, **changes):
+  """A policy with so many successes of `count` samples on each prompt."""
+  groups = [
+    examples.group([1.0] * n + [0.0] * (count - n), prompt=f'p{p}')
+    for p, n in enumerate(successes)
+  ]
+  return examples.context(groups=groups, **changes)
 
 
-def learner(**changes):
-  return examples.learner(BYTES, **changes)
+def chosen(groups):
+  return [(g.prompt, g.peer, g.successes) for g in groups]
 
 
-def chosen(found):
-  return [(o.prompt, o.peer, o.successes) for o in found]
-
-
-def test_nothing_and_everything():
-  offers = [offer(0, 1), offer(1, 0)]
-  assert list(select.nothing(offers, own(0, 0), learner())) == []
-  assert list(select.everything(offers, own(0, 0), learner())) == offers
+def test_nothing_and_everything_are_selections_too():
+  groups = [group(0, 1), group(1, 0)]
+  assert list(select.nothing(groups, own(0, 0))) == []
+  assert list(select.everything(groups, own(0, 0))) == groups
 
 
 def test_rescue_is_where_all_fail_and_a_peer_does_not():
-  offers = [offer(0, 1), offer(1, 1), offer(2, 0), offer(3, 4)]
-  found = select.rescue(offers, own(0, 1, 0, 0), learner())
+  groups = [group(0, 1), group(1, 1), group(2, 0), group(3, 4)]
+  found = select.rescue(groups, own(0, 1, 0, 0))
   assert chosen(found) == [(0, 'b', 1), (3, 'b', 4)]
 
 
 def test_complementary_leaves_out_where_the_peer_always_succeeds():
-  offers = [offer(0, 1), offer(0, 3, 'c'), offer(1, 4), offer(2, 2)]
-  found = select.complementary(offers, own(0, 0, 1), learner())
+  groups = [group(0, 1), group(0, 3, 'c'), group(1, 4), group(2, 2)]
+  found = select.complementary(groups, own(0, 0, 1))
   assert chosen(found) == [(0, 'c', 3)]  # The peer with most successes.
 
 
@@ -55,44 +54,42 @@ def test_complementary_leaves_out_where_the_peer_always_succeeds():
 )
 def test_balance_takes_the_best_that_the_peer_can_take_too(back, expected):
   # The policy fails the first four; the peer fails `back` that it has mixed.
-  offers = [offer(0, 3), offer(1, 2), offer(2, 1), offer(3, 2)]
-  offers += [offer(4 + i, 0) for i in range(back)]
+  groups = [group(0, 3), group(1, 2), group(2, 1), group(3, 2)]
+  groups += [group(4 + i, 0) for i in range(back)]
   # Where the policy always succeeds it has nothing for the peer.
-  offers += [offer(4 + back, 0)]
-  successes = own(0, 0, 0, 0, *[2] * back, 4)
-  found = select.balanced(offers, successes, learner())
+  groups += [group(4 + back, 0)]
+  found = select.balanced(groups, own(0, 0, 0, 0, *[2] * back, 4))
   assert chosen(found) == expected
 
 
 def test_every_pair_is_balanced_by_itself():
-  offers = [offer(0, 2), offer(1, 3, 'c'), offer(2, 0), offer(2, 1, 'c')]
-  found = select.balanced(offers, own(0, 0, 2), learner())
+  groups = [group(0, 2), group(1, 3, 'c'), group(2, 0), group(2, 1, 'c')]
+  found = select.balanced(groups, own(0, 0, 2))
   assert chosen(found) == [(0, 'b', 2)]  # c needs nothing of this policy.
 
 
 def test_random_takes_as_many_prompts_as_balance_would():
-  offers = [offer(p, 3 if p < 2 else 0) for p in range(20)]
-  successes = own(0, 0, *[2] * 18)
+  groups = [group(p, 3 if p < 2 else 0) for p in range(20)]
   seen = set()
   for seed in range(30):
     rng = np.random.default_rng(seed)
-    found = select.random(offers, successes, learner(rng=rng))
+    found = select.random(groups, own(0, 0, *[2] * 18, rng=rng))
     assert len({o.prompt for o in found}) == len(found) == 2
     seen |= {o.prompt for o in found}
   assert len(seen) > 15
-  assert select.random(offers[:2], own(0, 0), learner()) == []
+  assert select.random(groups[:2], own(0, 0)) == []
 
 
 def test_a_bound_draws_some_of_each_prompts_offers():
-  offers = [offer(p, 1, peer) for p in (0, 1) for peer in 'bcd']
-  offers.append(offer(2, 1))
+  groups = [group(p, 1, peer) for p in (0, 1) for peer in 'bcd']
+  groups.append(group(2, 1))
   seen = set()
   for seed in range(30):
     rng = np.random.default_rng(seed)
-    found = select.at_most(offers, 2, rng)
+    found = select.at_most(groups, 2, rng)
     assert [o.prompt for o in found] == [0, 0, 1, 1, 2]
     assert len({(o.prompt, o.peer) for o in found}) == 5
     seen |= {(o.prompt, o.peer) for o in found}
   assert len(seen) == 7
-  assert select.at_most(offers, 0, rng) == offers
-  assert select.at_most(offers, 9, rng) == offers
+  assert select.at_most(groups, 0, rng) == groups
+  assert select.at_most(groups, 9, rng) == groups

@@ -1,34 +1,20 @@
-import ml_collections
-import msgspec
 import numpy as np
 import pytest
 
+from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import grpo
 from mrl_jax.sharing import xgrpo
 from tests import examples
 
 
-def test_what_crosses_is_the_moments_of_the_rewards():
-  stats = xgrpo.group_stats(examples.group([1.0, 0.0, 0.5]))
-  assert (stats.count, stats.reward_sum, stats.reward_square_sum) == (
-    3,
-    1.5,
-    1.25,
-  )
-  assert stats.successes == 2
-  near = msgspec.structs.replace(examples.rollout(), verdict='wrong')
-  assert xgrpo.group_stats([near]).successes == 0  # Whatever its reward.
-  assert stats.header.sample == -1
-
-
 def baseline(own, peers, name='pooled', **settings):
-  """Of one prompt, from rewards of the policy and of its peers."""
-  return getattr(xgrpo, name)(
-    grpo.moments(np.array([own], float)),
-    {name: grpo.moments(np.array([r], float)) for name, r in peers.items()},
-    ml_collections.ConfigDict(settings),
-    {},
+  """The baseline of one prompt, from the rewards of the policy and its peers."""
+  context = examples.context(
+    groups=[examples.group(own)],
+    received=[examples.stats(r, policy=name) for name, r in peers.items()],
+    method=examples.settings('xgrpo', **settings),
   )
+  return getattr(xgrpo, name)(context)
 
 
 def test_numbers_worked_by_hand():
@@ -48,16 +34,21 @@ def test_a_group_that_fails_where_peers_succeed_is_pushed_down(successes):
 
 
 @pytest.mark.parametrize('name', ['pooled', 'interpolated'])
-def test_without_peers_it_is_grpo_bit_for_bit(name):
+def test_on_prompts_without_peers_it_is_grpo_bit_for_bit(name):
   rewards_PG = np.random.default_rng(0).random((5, 8))
-  own_P3 = grpo.moments(rewards_PG)
-  settings = ml_collections.ConfigDict({'interpolation': 0.5})
-  for peers in ({}, {'b': np.zeros((5, 3))}):
-    found = getattr(xgrpo, name)(own_P3, peers, settings, {})
-    np.testing.assert_array_equal(
-      grpo.advantages(rewards_PG, found),
-      grpo.advantages(rewards_PG, grpo.baseline(own_P3)),
-    )
+  groups = [
+    examples.group(rewards, prompt=f'p{p}')
+    for p, rewards in enumerate(rewards_PG)
+  ]
+  # A peer tells of the last prompt only.
+  stats = [examples.stats([1.0, 0.0], policy='b', prompt='p4')]
+  expected = grpo.baseline(context_lib.moments(rewards_PG))
+  expected_PG = grpo.advantages(rewards_PG, expected)
+  for received, same in (((), 5), (stats, 4)):
+    context = examples.context(groups=groups, received=received)
+    found = grpo.advantages(rewards_PG, getattr(xgrpo, name)(context))
+    np.testing.assert_array_equal(found[:same], expected_PG[:same])
+    assert (found[same:] != expected_PG[same:]).all()
 
 
 def test_interpolated_by_hand():
@@ -74,23 +65,7 @@ def test_interpolated_by_hand():
 def test_interpolation_by_the_share_of_peers_is_pooling():
   own, peers = [1, 0.5, 0], {'b': [1, 1, 0.25], 'c': [0, 1]}
   pooled = baseline(own, peers)
+  np.testing.assert_array_equal(pooled.moments_P3, [[8, 4.75, 4.3125]])
   found = baseline(own, peers, 'interpolated', interpolation=5 / 8)
   np.testing.assert_allclose(found.mean_P1, pooled.mean_P1, rtol=1e-12)
   np.testing.assert_allclose(found.moments_P3, pooled.moments_P3, rtol=1e-12)
-
-
-def test_peers_add_up_at_each_prompt():
-  received = [
-    xgrpo.group_stats(examples.group([1.0], policy='c', prompt='p1')),
-    xgrpo.group_stats(examples.group([1.0, 0.0], policy='b', prompt='p0')),
-    xgrpo.group_stats(examples.group([0.5, 0.5], policy='b', prompt='p1')),
-    examples.rollout(policy='b', prompt='p0'),
-  ]
-  peers = xgrpo.peer_moments(received, {'p0': 0, 'p1': 1, 'p2': 2})
-  np.testing.assert_array_equal(peers['b'], [[2, 1, 1], [2, 1, 0.5], [0, 0, 0]])
-  np.testing.assert_array_equal(peers['c'], [[0, 0, 0], [1, 1, 1], [0, 0, 0]])
-  own_P3 = np.ones((3, 3))
-  np.testing.assert_array_equal(
-    xgrpo.pooled(own_P3, peers, None, {}).moments_P3,
-    [[3, 2, 2], [4, 3, 2.5], [1, 1, 1]],
-  )

@@ -32,6 +32,10 @@ BOTH = pytest.mark.parametrize(
 )
 
 
+def from_backend(backend, eos_id=0):
+  return byte_tokenizer.ByteTokenizer(backend, eos_id=eos_id)
+
+
 @BOTH
 @given(payload=st.one_of(st.binary(), st.text().map(str.encode)))
 def test_any_bytes_round_trip(tokenizer, payload):
@@ -43,44 +47,71 @@ def test_any_bytes_round_trip(tokenizer, payload):
 
 
 @BOTH
-def test_what_a_vocabulary_cannot_hold_shows_in_the_round_trip(tokenizer):
+def test_a_lost_character_shows_in_the_round_trip(tokenizer):
   payload = 'a\u2581b'.encode()
   changed = tokenizer.decode(tokenizer.encode(payload)) != payload
   assert changed == (tokenizer is SENTENCEPIECE)
 
 
 @BOTH
-@pytest.mark.parametrize(
-  'text',
-  ['<eos>', '<pad>', '<<eos>>', 'a<eos><eos>b', '<unk>', '<0x0A>', '<0xAA>'],
-)
-def test_text_never_becomes_a_control_token(tokenizer, text):
-  ids = tokenizer.encode(text.encode())
-  assert tokenizer.eos_id not in ids
-  assert tokenizer.decode(ids) == text.encode()
-  assert tokenizer.eos_id not in tokenizer.encode_prompt(text)
+def test_text_never_becomes_a_control_token(tokenizer):
+  texts = (
+    '<eos>',
+    '<pad>',
+    '<<eos>>',
+    'a<eos><eos>b',
+    '<unk>',
+    '<0x0A>',
+    '<0xAA>',
+  )
+  for text in texts:
+    ids = tokenizer.encode(text.encode())
+    assert tokenizer.eos_id not in ids, text
+    assert tokenizer.decode(ids) == text.encode()
+    assert tokenizer.eos_id not in tokenizer.encode_prompt(text), text
 
 
 @BOTH
-def test_control_tokens_have_no_bytes(tokenizer):
+def test_every_byte_has_a_token_and_control_tokens_have_no_bytes(tokenizer):
+  assert {bytes([b]) for b in range(256)} <= set(tokenizer.token_bytes)
   assert tokenizer.token_bytes[tokenizer.eos_id] == b''
   assert tokenizer.byte_length_V[tokenizer.eos_id] == 0
 
 
-@BOTH
-def test_every_byte_has_a_token(tokenizer):
-  assert {bytes([b]) for b in range(256)} <= set(tokenizer.token_bytes)
+def prefix_space(pre_tokenizer):
+  """A byte-level tokenizer with a space before all text."""
+  backend = vocabularies.copy(BYTE_LEVEL)
+  backend.pre_tokenizer = pre_tokenizer
+  return from_backend(backend, BYTE_LEVEL.eos_id)
 
 
-def test_a_response_is_encoded_without_the_space_before_all_text():
-  tokenizer = vocabularies.llama2_like()
+BYTE_LEVEL_SPACE = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+@pytest.mark.parametrize(
+  'tokenizer',
+  [
+    vocabularies.tokenizer('llama2_like'),
+    vocabularies.tokenizer('unigram'),
+    vocabularies.byte_level(normalizers.Prepend(' ')),
+    prefix_space(BYTE_LEVEL_SPACE),
+    prefix_space(pre_tokenizers.Sequence([BYTE_LEVEL_SPACE])),
+  ],
+)
+def test_a_prompt_gets_a_space_before_it_and_a_response_does_not(tokenizer):
+  assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
+  for payload in (b'hi', b' hi', b'  hi\n'):
+    assert tokenizer.decode(tokenizer.encode(payload)) == payload
+
+
+def test_a_llama2_prompt_has_a_bos_token_and_a_response_has_not():
+  tokenizer = vocabularies.tokenizer('llama2_like')
   np.testing.assert_array_equal(tokenizer.encode(b'hi'), [262])
   np.testing.assert_array_equal(tokenizer.encode(b' hi'), [263])
   np.testing.assert_array_equal(tokenizer.encode_prompt('hi'), [1, 263])
-  assert tokenizer.decode(tokenizer.encode(b'  hi\n')) == b'  hi\n'
 
 
-def test_fingerprints_tell_tokenizers_apart():
+def test_different_tokenizers_have_different_fingerprints():
   assert BYTE_LEVEL.fingerprint == examples.tokenizer('byte_level').fingerprint
   assert len({BYTE_LEVEL.fingerprint, SENTENCEPIECE.fingerprint}) == 2
   backend = vocabularies.copy(BYTE_LEVEL)
@@ -88,8 +119,8 @@ def test_fingerprints_tell_tokenizers_apart():
   assert other_end.fingerprint != BYTE_LEVEL.fingerprint
 
 
-def test_words_and_their_ends_are_told_apart():
-  tokenizer = vocabularies.wordpiece()
+def test_wordpiece_has_a_space_before_words_only():
+  tokenizer = vocabularies.tokenizer('wordpiece')
   ids = tokenizer.encode(b' sort 13')
   assert tokenizer.decode(ids) == b' sort 13'
   backend = tokenizers.Tokenizer(
@@ -101,31 +132,27 @@ def test_words_and_their_ends_are_told_apart():
 
 
 @pytest.mark.parametrize('kind', ['wordpiece', 'characters'])
-@pytest.mark.parametrize('payload', ['é', ' sort é', '\u6f22 0'])
-def test_what_is_unknown_shows_in_the_round_trip(kind, payload):
-  tokenizer = vocabularies.KINDS[kind]()
-  ids = tokenizer.encode(payload.encode())
-  assert tokenizer.decode(ids) != payload.encode()
-  assert tokenizer.byte_length_V[ids].sum() == len(tokenizer.decode(ids))
+def test_unknown_characters_show_in_the_round_trip(kind):
+  tokenizer = vocabularies.tokenizer(kind)
+  for payload in ('é', ' sort é', '\u6f22 0'):
+    ids = tokenizer.encode(payload.encode())
+    assert tokenizer.decode(ids) != payload.encode()
+    assert tokenizer.byte_length_V[ids].sum() == len(tokenizer.decode(ids))
 
 
-def test_an_unknown_kind_of_tokenizer_is_refused():
+def test_an_unsupported_decoder_is_an_error():
   backend = tokenizers.Tokenizer(models.WordLevel({'unk': 0}, unk_token='unk'))
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
   with pytest.raises(checks.InputError, match='byte-level, SentencePiece'):
     byte_tokenizer.ByteTokenizer(backend, eos_id=0)
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
   with pytest.raises(checks.InputError, match='no tokenizer could be loaded'):
     byte_tokenizer.load(os.fspath(tmp_path))
 
 
-def from_backend(backend, eos_id=0):
-  return byte_tokenizer.ByteTokenizer(backend, eos_id=eos_id)
-
-
-def test_an_end_of_sequence_that_is_not_called_special_is_one_still():
+def test_the_end_of_sequence_is_a_control_token_even_if_not_special():
   backend = tokenizers.Tokenizer(
     models.BPE({'</s>': 0, '<': 1, '/': 2, 's': 3, '>': 4}, [])
   )
@@ -135,36 +162,15 @@ def test_an_end_of_sequence_that_is_not_called_special_is_one_still():
   np.testing.assert_array_equal(tokenizer.encode(b'</s>'), [1, 2, 3, 4])
 
 
-@pytest.mark.parametrize(
-  'pre_tokenizer',
-  [
-    pre_tokenizers.ByteLevel(add_prefix_space=True),
-    pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)]),
-  ],
-)
-def test_a_byte_level_response_gets_no_space_before_it(pre_tokenizer):
-  backend = vocabularies.copy(BYTE_LEVEL)
-  backend.pre_tokenizer = pre_tokenizer
-  tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
-  assert tokenizer.decode(tokenizer.encode(b'hi')) == b'hi'
-  assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
-
-
-def test_a_sentencepiece_response_gets_no_space_before_it():
-  tokenizer = vocabularies.unigram(prepend_scheme='always')
-  assert tokenizer.decode(tokenizer.encode(b'hi')) == b'hi'
-  assert tokenizer.decode(tokenizer.encode_prompt('hi')) == b' hi'
-
-
-@pytest.mark.parametrize('text', ['</s>', '<0x0A>', 'hi<0x0A></s>', '<unk>'])
-def test_unigram_pieces_for_bytes_do_not_come_from_text(text):
+def test_text_never_becomes_the_byte_pieces_of_a_unigram_tokenizer():
   tokenizer = vocabularies.unigram(prepend_scheme='never')
-  ids = tokenizer.encode(text.encode())
-  assert tokenizer.decode(ids) == text.encode()
-  assert not {0, 1} & set(ids.tolist())
+  for text in ('</s>', '<0x0A>', 'hi<0x0A></s>', '<unk>'):
+    ids = tokenizer.encode(text.encode())
+    assert tokenizer.decode(ids) == text.encode()
+    assert not {0, 1} & set(ids.tolist()), text
 
 
-def test_settings_of_a_folder_do_not_cut_text():
+def test_truncation_and_padding_of_the_backend_are_ignored():
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.enable_truncation(4)
   backend.enable_padding(length=64)
@@ -176,7 +182,7 @@ def test_settings_of_a_folder_do_not_cut_text():
 
 
 @pytest.mark.parametrize('added', ['  \u00e9', '\u00abthink\u00bb'])
-def test_added_tokens_that_are_not_special_are_text(added):
+def test_added_tokens_that_are_not_special_stand_for_their_text(added):
   tokenizer = vocabularies.with_added('byte_level', added)
   payload = f'a{added}b'.encode()
   ids = tokenizer.encode(payload)
@@ -195,14 +201,14 @@ def test_added_tokens_that_are_not_special_are_text(added):
     (normalizers.BertNormalizer(lowercase=False), '<\x00/s>'),
   ],
 )
-def test_a_normaliser_does_not_write_control_tokens(normalizer, text):
+def test_normalised_text_never_becomes_a_control_token(normalizer, text):
   tokenizer = vocabularies.unigram(normalizer, prepend_scheme='never')
   for ids in (tokenizer.encode(text.encode()), tokenizer.encode_prompt(text)):
     assert tokenizer.eos_id not in ids
     assert tokenizer.decode(ids) == normalizer.normalize_str(text).encode()
 
 
-def test_a_control_token_with_a_space_is_not_written_by_a_pre_tokenizer():
+def test_text_with_a_space_never_becomes_a_control_token():
   backend = vocabularies.copy(SENTENCEPIECE)
   backend.add_special_tokens(['<end\u2581of>'])
   tokenizer = from_backend(backend, SENTENCEPIECE.eos_id)
@@ -211,7 +217,7 @@ def test_a_control_token_with_a_space_is_not_written_by_a_pre_tokenizer():
   assert tokenizer.decode(ids) == b'<end of>'
 
 
-def test_a_first_token_that_is_not_called_special_is_one_still():
+def test_the_bos_token_is_a_control_token_even_if_not_special():
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_tokens(['<bos>'])
   bos_id = backend.token_to_id('<bos>')
@@ -223,7 +229,7 @@ def test_a_first_token_that_is_not_called_special_is_one_still():
   assert tokenizer.encode_prompt('<bos>').tolist().count(bos_id) == 1
 
 
-def test_a_control_token_of_one_character_is_refused():
+def test_a_control_token_of_one_character_is_an_error():
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_special_tokens(['\u00a4'])
   with pytest.raises(checks.InputError, match='single character'):
@@ -231,7 +237,7 @@ def test_a_control_token_of_one_character_is_refused():
 
 
 @pytest.mark.parametrize('eos_id', [-1, 10**6])
-def test_an_end_that_is_not_in_the_vocabulary_is_refused(eos_id):
+def test_an_end_of_sequence_outside_the_vocabulary_is_an_error(eos_id):
   backend = vocabularies.copy(BYTE_LEVEL)
   with pytest.raises(checks.InputError, match=f'has no token {eos_id}'):
     from_backend(backend, eos_id)
@@ -254,7 +260,7 @@ WITH_ALL_BYTES = pytest.mark.parametrize(
 
 @WITH_ALL_BYTES
 @pytest.mark.parametrize('special', [False, True])
-def test_added_tokens_do_not_take_the_white_space_around_them(kind, special):
+def test_added_tokens_do_not_absorb_white_space_around_them(kind, special):
   tokenizer = vocabularies.with_added(
     kind, '<think>', lstrip=True, rstrip=True, normalized=False, special=special
   )
@@ -269,9 +275,9 @@ def test_added_tokens_do_not_take_the_white_space_around_them(kind, special):
 
 
 @pytest.mark.parametrize('kind', sorted(vocabularies.KINDS))
-def test_an_added_token_that_is_not_special_has_its_bytes(kind):
+def test_an_added_token_that_is_not_special_has_the_bytes_of_its_text(kind):
   tokenizer = vocabularies.with_added(kind, '<think>')
-  # WordPiece has no other text than words with a space before them.
+  # In WordPiece, every word has a space before it.
   text = b' <think> sort' if kind == 'wordpiece' else b'<think> sort'
   ids = tokenizer.encode(text)
   assert tokenizer.token_bytes[ids[0]] == text.removesuffix(b' sort')
@@ -281,8 +287,8 @@ def test_an_added_token_that_is_not_special_has_its_bytes(kind):
   assert hf == '<think> sort'
 
 
-def test_an_end_that_a_normaliser_would_rewrite_cannot_be_written():
-  backend = vocabularies.copy(vocabularies.llama2_like())
+def test_text_never_becomes_an_end_that_the_normaliser_rewrites():
+  backend = vocabularies.copy(vocabularies.tokenizer('llama2_like'))
   backend.add_tokens([tokenizers.AddedToken('<end>', normalized=True)])
   end = backend.token_to_id('<end>')
   tokenizer = from_backend(backend, end)
@@ -291,8 +297,8 @@ def test_an_end_that_a_normaliser_would_rewrite_cannot_be_written():
     assert tokenizer.decode(ids).endswith(b'a<end>')
 
 
-def test_added_tokens_of_spaces_are_spaces():
-  # Gemma lists runs of spaces as added tokens, and its model has them as well.
+def test_added_tokens_of_spaces_stand_for_spaces():
+  # Gemma lists runs of spaces as added tokens and as tokens of its model.
   backend = tokenizers.Tokenizer(
     models.BPE(
       {'</s>': 0, '\u2581': 1, '\u2581\u2581': 2, 'a': 3},
@@ -311,18 +317,20 @@ def test_added_tokens_of_spaces_are_spaces():
 
 
 @WITH_ALL_BYTES
-@pytest.mark.parametrize(
-  'control', ['<|im_end|>', '<|eot_id|>', '<｜end\u2581of\u2581sentence｜>']
-)
-def test_a_peer_cannot_write_a_control_token(kind, control):
-  tokenizer = vocabularies.with_added(kind, control, special=True)
-  payload = f'= 13{control}1'.replace('\u2581', ' ').encode()
-  ids = tokenizer.encode(payload)
-  assert tokenizer.byte_length_V[ids].all()
-  assert tokenizer.decode(ids) == payload
+def test_the_text_of_a_peer_never_becomes_a_control_token(kind):
+  for control in (
+    '<|im_end|>',
+    '<|eot_id|>',
+    '<｜end\u2581of\u2581sentence｜>',
+  ):
+    tokenizer = vocabularies.with_added(kind, control, special=True)
+    payload = f'= 13{control}1'.replace('\u2581', ' ').encode()
+    ids = tokenizer.encode(payload)
+    assert tokenizer.byte_length_V[ids].all(), control
+    assert tokenizer.decode(ids) == payload
 
 
-def test_offsets_that_are_trimmed_do_not_matter():
+def test_bytes_tile_the_payload_even_if_offsets_are_trimmed():
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.post_processor = processors.ByteLevel(trim_offsets=True)
   tokenizer = from_backend(backend, BYTE_LEVEL.eos_id)
@@ -336,7 +344,7 @@ def test_offsets_that_are_trimmed_do_not_matter():
     assert tokenizer.token_bytes[i] == payload[end - n : end]
 
 
-def test_two_ids_for_one_byte():
+def test_one_byte_may_have_two_ids():
   tokenizer = SENTENCEPIECE
   newlines = [i for i, b in enumerate(tokenizer.token_bytes) if b == b'\n']
   assert len(newlines) == 2
@@ -344,7 +352,7 @@ def test_two_ids_for_one_byte():
   assert tokenizer.encode(b'\n')[0] in newlines
 
 
-def test_what_a_folder_cleans_up_is_not_cleaned_up_here(tmp_path):
+def test_clean_up_tokenization_spaces_is_ignored(tmp_path):
   folder = tmp_path / 'tokenizer'
   hugging_face.save_tokenizer(
     vocabularies.copy(BYTE_LEVEL), os.fspath(folder), eos_token='<eos>'
@@ -359,8 +367,8 @@ def test_what_a_folder_cleans_up_is_not_cleaned_up_here(tmp_path):
   assert tokenizer.decode(tokenizer.encode(payload)) == payload
 
 
-def test_a_decoder_that_cleans_up_is_not_followed():
-  tokenizer = vocabularies.wordpiece()
+def test_the_clean_up_of_the_wordpiece_decoder_is_ignored():
+  tokenizer = vocabularies.tokenizer('wordpiece')
   payload = b' Tom has 4 , gets 6'
   ids = tokenizer.encode(payload)
   hf = vocabularies.copy(tokenizer).decode(ids.tolist())
@@ -368,30 +376,31 @@ def test_a_decoder_that_cleans_up_is_not_followed():
   assert tokenizer.decode(ids) == payload
 
 
-@pytest.mark.parametrize('kind', sorted(vocabularies.KINDS))
 @pytest.mark.parametrize(
-  ('text', 'message'),
+  ('text', 'character'),
   [
-    ('ab\ud83dc', r"character 2 of a prompt is '\\ud83d', half of a"),
-    ('\udc80', r"character 0 of a prompt is '\\udc80', half of a"),
-    ('\ud83d\ude00', r"character 0 of a prompt is '\\ud83d', half of a"),
+    ('ab\ud83dc', r"2 of a prompt is '\\ud83d'"),
+    ('\udc80', r"0 of a prompt is '\\udc80'"),
+    ('\ud83d\ude00', r"0 of a prompt is '\\ud83d'"),
   ],
 )
-def test_half_of_a_surrogate_pair_is_refused(kind, text, message):
-  tokenizer = vocabularies.KINDS[kind]()
+def test_half_of_a_surrogate_pair_is_an_error(text, character):
+  message = f'character {character}, half of a surrogate pair'
   with pytest.raises(checks.InputError, match=message):
-    tokenizer.encode_prompt(text)
+    BYTE_LEVEL.encode_prompt(text)
+  with pytest.raises(checks.InputError, match=message):
+    BYTE_LEVEL.encode_chat(text, 'b', 'c')
 
 
 @pytest.mark.parametrize('kind', ['llama2_like', 'unigram'])
-def test_only_the_first_part_of_a_cut_prompt_gets_the_space_before_text(kind):
-  tokenizer = vocabularies.KINDS[kind]()
+def test_a_prompt_gets_one_space_even_where_it_is_cut(kind):
+  tokenizer = vocabularies.tokenizer(kind)
   assert tokenizer.decode(tokenizer.encode_prompt('hi</s>hi')) == b' hi</s>hi'
 
 
 @pytest.mark.parametrize('kind', vocabularies.KINDS)
-def test_a_tokenizer_comes_back_from_its_json(kind):
-  tokenizer = vocabularies.KINDS[kind]()
+def test_a_tokenizer_is_restored_from_its_json(kind):
+  tokenizer = vocabularies.tokenizer(kind)
   again = byte_tokenizer.from_json(tokenizer.to_json())
   assert again.fingerprint == tokenizer.fingerprint
   assert again.token_bytes == tokenizer.token_bytes
@@ -401,7 +410,7 @@ def test_a_tokenizer_comes_back_from_its_json(kind):
 
 
 @pytest.mark.parametrize(
-  'changed',
+  'edited',
   [
     lambda parts: '',
     lambda parts: '[]',
@@ -412,10 +421,10 @@ def test_a_tokenizer_comes_back_from_its_json(kind):
     lambda parts: json.dumps({**parts, 'size': 10**12}),
   ],
 )
-def test_other_json_is_told(changed):
+def test_other_json_is_an_error(edited):
   parts = json.loads(BYTE_LEVEL.to_json())
   with pytest.raises(checks.InputError):
-    byte_tokenizer.from_json(changed(parts))
+    byte_tokenizer.from_json(edited(parts))
 
 
 TEXTS = (
@@ -445,7 +454,7 @@ def test_a_chat_has_the_ids_of_hugging_face(tmp_path, kind):
       np.testing.assert_array_equal(ids, expected)
 
 
-AROUND = (
+AROUND = (  # The text of a template before and after the prompt.
   ('<|start|>user\n', '<|end|>\n<|start|>assistant\n'),
   ('<|begin|><|start|>', '<|end|>'),
   ('<|begin|>a<', '>b<|over|>'),
@@ -470,7 +479,7 @@ WRITTEN = st.lists(
     ('unigram', str),
   ],
 )
-def test_the_control_tokens_of_a_chat_are_those_of_its_template(kind, form):
+def test_a_chat_has_only_the_control_tokens_of_its_template(kind, form):
   tokenizer = vocabularies.chat(kind)
   backend = vocabularies.copy(tokenizer)
   controls = {
@@ -507,8 +516,8 @@ def test_the_control_tokens_of_a_chat_are_those_of_its_template(kind, form):
   check()
 
 
-def test_a_control_token_that_takes_white_space_takes_that_of_the_prompt():
-  # As Phi 3's; Hugging Face does the same.
+def test_control_tokens_of_a_template_absorb_white_space_of_the_prompt():
+  # Phi 3 has such tokens, and Hugging Face does the same.
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_special_tokens(
     [tokenizers.AddedToken('<|user|>', lstrip=True, rstrip=True)]
@@ -527,10 +536,10 @@ def test_a_control_token_that_takes_white_space_takes_that_of_the_prompt():
 @pytest.mark.parametrize(
   ('text', 'control'), [('-', '::end::'), ('::end', '::end::')]
 )
-def test_a_text_cannot_take_the_control_token_after_it(text, control):
+def test_a_prompt_cannot_absorb_the_control_token_after_it(text, control):
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_special_tokens([control])
-  # What begins first is taken, though it is no control token.
+  # The added token that begins first is matched, though it is not special.
   backend.add_tokens([tokenizers.AddedToken('-:', normalized=False)])
   end = backend.token_to_id(control)
   assert backend.encode(text + control).ids[-1] != end
@@ -540,22 +549,17 @@ def test_a_text_cannot_take_the_control_token_after_it(text, control):
   assert tokenizer.decode(ids) == text.encode()
 
 
-def test_what_is_unknown_is_not_a_control_token():
-  tokenizer = vocabularies.wordpiece()
+def test_the_unknown_token_in_a_chat_is_not_a_forged_control_token():
+  tokenizer = vocabularies.tokenizer('wordpiece')
   whole = vocabularies.copy(tokenizer).encode('sort \u00e9').ids
   assert whole[-1] == tokenizer.token_bytes.index(b'')
-  # Encoded apart, the first word would be two.
+  # Encoded by itself, the prompt would not continue the first word.
   ids = tokenizer.encode_chat('so', 'rt \u00e9', '')
   np.testing.assert_array_equal(ids, whole)
 
 
-def test_a_chat_refuses_half_of_a_surrogate_pair():
-  with pytest.raises(checks.InputError, match='character 2 of a prompt is'):
-    BYTE_LEVEL.encode_chat('a', 'b\ud800', 'c')
-
-
 @pytest.mark.slow
-def test_chats_of_a_real_tokenizer_have_the_ids_of_hugging_face():
+def test_chats_of_llama3_have_the_ids_of_hugging_face():
   folder = os.environ.get('MRL_TEST_DATA')
   if not folder:
     pytest.skip('MRL_TEST_DATA does not name a folder of real data')
@@ -585,7 +589,7 @@ def test_chats_of_a_real_tokenizer_have_the_ids_of_hugging_face():
     assert text.encode() + b'<|eot_id|>' in tokenizer.decode(ids)
 
 
-def test_what_ends_a_completion_is_a_control_token():
+def test_stop_tokens_are_control_tokens_and_part_of_the_fingerprint():
   backend = vocabularies.copy(BYTE_LEVEL)
   backend.add_tokens(['<over>'])
   over = backend.token_to_id('<over>')
@@ -598,14 +602,14 @@ def test_what_ends_a_completion_is_a_control_token():
   alone = byte_tokenizer.ByteTokenizer(backend, eos_id=over)
   same = byte_tokenizer.ByteTokenizer(backend, eos_id=over, stop_ids=(over,))
   assert alone.fingerprint == same.fingerprint != tokenizer.fingerprint
-  # One end alone is not called so: journals have had this fingerprint.
+  # A single end adds no 'stop' key: existing journals have this fingerprint.
   parts = json.loads(backend.to_str()) | {'eos': over, 'bos': None}
   assert alone.fingerprint == config.digest(parts)
   with pytest.raises(checks.InputError, match='has no token 1000000'):
     byte_tokenizer.ByteTokenizer(backend, eos_id=1, stop_ids=(10**6,))
 
 
-def test_rows_of_an_embedding_without_a_token_have_no_bytes():
+def test_embedding_rows_without_a_token_have_no_bytes():
   backend, n = vocabularies.copy(BYTE_LEVEL), BYTE_LEVEL.vocab_size
   padded = byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n + 3)
   assert padded.vocab_size == len(padded.byte_length_V) == n + 3
@@ -615,7 +619,7 @@ def test_rows_of_an_embedding_without_a_token_have_no_bytes():
     byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n - 1)
 
 
-def test_control_tokens_of_other_uses_need_no_row():
+def test_unused_control_tokens_need_no_embedding_row():
   backend, n = vocabularies.copy(BYTE_LEVEL), BYTE_LEVEL.vocab_size
   backend.add_special_tokens(['<image>'])
   tokenizer = byte_tokenizer.ByteTokenizer(backend, eos_id=1, size=n)
@@ -629,7 +633,7 @@ def test_control_tokens_of_other_uses_need_no_row():
     byte_tokenizer.ByteTokenizer(backend, eos_id=1, stop_ids=(n,), size=n)
 
 
-def test_the_json_has_the_ends_and_the_size():
+def test_stop_tokens_and_size_are_in_the_json():
   first = vocabularies.chat('byte_level', stop_ids=(0, 1), size=400)
   text = first.to_json()
   again = byte_tokenizer.from_json(text)
@@ -640,11 +644,11 @@ def test_the_json_has_the_ends_and_the_size():
   assert byte_tokenizer.from_json(json.dumps(old)).stop_ids == (first.eos_id,)
 
 
-@pytest.mark.parametrize('put', [False, True])
-def test_a_first_token_is_put_where_the_folder_puts_it(tmp_path, put):
+@pytest.mark.parametrize('added', [False, True])
+def test_a_bos_token_is_used_only_if_the_folder_adds_it(tmp_path, added):
   backend = vocabularies.copy(vocabularies.chat('byte_level'))
   begin = backend.token_to_id('<|begin|>')
-  if put:
+  if added:
     backend.post_processor = processors.TemplateProcessing(
       '<|begin|> $A', special_tokens=[('<|begin|>', begin)]
     )
@@ -652,9 +656,8 @@ def test_a_first_token_is_put_where_the_folder_puts_it(tmp_path, put):
   hugging_face.save_tokenizer(
     backend, os.fspath(folder), bos_token='<|begin|>', eos_token='<|end|>'
   )
-  settings_of_it = {'eos_token_id': [0, 1]}
-  (folder / 'generation_config.json').write_text(json.dumps(settings_of_it))
+  (folder / 'generation_config.json').write_text('{"eos_token_id": [0, 1]}')
   tokenizer = byte_tokenizer.load(os.fspath(folder), size=500)
-  assert tokenizer.bos_id == (begin if put else None)
+  assert tokenizer.bos_id == (begin if added else None)
   assert tokenizer.stop_ids == (backend.token_to_id('<|end|>'), 0, 1)
   assert tokenizer.vocab_size == 500

@@ -1,101 +1,101 @@
 import io
 
+import pytest
 from rich import console as console_lib
 
+from mrl_jax import workdir
 from mrl_jax.thl import transfer
 from mrl_jax.training import display
 
 
-def console():
+@pytest.fixture
+def shown():
   return console_lib.Console(file=io.StringIO(), width=100)
 
 
 def policy(**changes):
-  return {
+  fields = {
     'parameters': 12345,
-    'adapters': 0,
     'vocabulary': 384,
     'devices': [0],
     'mesh': {'data': 1, 'fsdp': 1, 'tensor': 1},
     'memory_bytes': 1.5 * 2**20,
     'load': 1.0,
-    **changes,
   }
+  return workdir.PolicyPlan(**{**fields, **changes})
 
 
-def test_the_plan_names_devices_mesh_and_what_was_skipped():
-  shown = console()
+def test_the_plan_names_devices_meshes_and_skipped_prompts(shown):
   sharded = policy(
     adapters=77,
     devices=[4, 5, 6, 7],
     mesh={'data': 1, 'fsdp': 2, 'tensor': 2},
     load=0.5,
   )
-  overview = {
-    'devices': '8 x cpu',
-    'policies': {'a': policy(), 'b': sharded},
-    'elsewhere': {'c': 'from runs/[old]'},
-    'prompts_skipped': 3,
-  }
-  display.show_start(shown, 'runs/mine', overview)
+  plan = workdir.Plan(
+    devices='8 x cpu',
+    policies={'a': policy(), 'b': sharded},
+    elsewhere={'c': 'from runs/[old]'},
+    prompts_skipped=3,
+  )
+  display.show_start(shown, 'runs/[/mine]', plan)
   text = shown.file.getvalue()
   for part in (
-    'runs/mine', '8 x cpu', '12,345', '12,345 + 77', '0-0', '4-7',
+    'runs/[/mine]', '8 x cpu', '12,345', '12,345 + 77', '0-0', '4-7',
     'one device', 'fsdp 2, tensor 2', '1.5 MiB', '50%', '3 prompts are too',
     'c is not trained here: from runs/[old]',
   ):  # fmt: skip
     assert part in text
 
 
-def test_the_end_shows_the_mean_and_what_was_lost():
-  summary = {
-    'method': 'prp',
-    'rounds': 3,
-    'timing': {'seconds': 2.0, 'waited': {'a->b': 1.25}},
-    'policies': {
-      name: {'heldout_accuracy': {'before': before, 'after': after}}
-      for name, before, after in (('a', 0.25, 0.5), ('b', 0.5, 0.75))
-    },
-    'exchange': {
-      'a->b': {
-        'rollout': {
-          'published': 1200,
-          'bytes': 3 * 2**20,
-          'used': 1000,
-          'refused': 200,
-        }
-      }
-    },
-    'sent': {
+def accuracy(before, after):
+  return workdir.PolicySummary(
+    workdir.BeforeAfter(before, after), workdir.FamiliesBeforeAfter({}, {})
+  )
+
+
+def test_the_end_shows_mean_accuracy_and_the_fate_of_records(shown):
+  rollouts = {
+    'published': 1200,
+    'bytes': 3 * 2**20,
+    'used': 1000,
+    'refused': 200,
+  }
+  summary = workdir.Summary(
+    method='prp',
+    rounds=3,
+    timing=workdir.RunTiming(seconds=2.0, waited={'a->b': 1.25}),
+    policies={'a': accuracy(0.25, 0.5), 'b': accuracy(0.5, 0.75)},
+    exchange={'a->b': {'rollout': rollouts}},
+    sent={
       'b->c': {'group_stats': {'published': 7, 'bytes': 0, 'acknowledged': 7}}
     },
-    'refusals': {'a->b': {'tokenizer': 200}},
-  }
-  residual = transfer.Residual(
-    rollouts=7,
-    refused={'too_long': 2},
-    sender_tokens=10,
-    receiver_tokens=20,
-    chunks={'1:1': 3, '1:n': 1, 'n:1': 0, 'n:m': 0},
+    refusals={'a->b': {'tokenizer': 200}},
+    residuals={
+      'a->b': transfer.Residual(
+        rollouts=7,
+        refused={'too_long': 2},
+        sender_tokens=10,
+        receiver_tokens=20,
+        chunks={'1:1': 3, '1:n': 1, 'n:1': 0, 'n:m': 0},
+      ),
+      'b->a': transfer.Residual(rollouts=5),
+    },
   )
-  shown = console()
-  texts = transfer.Residual(rollouts=5)
-  residuals = {'a->b': residual, 'b->a': texts}
-  display.show_end(shown, summary, residuals, 'runs/mine')
+  display.show_end(shown, summary, 'runs/mine')
   text = shown.file.getvalue()
   for part in ('37.5', '62.5', '+25.0', '1,200', '3.0', '1,000 used',
                '200 tokenizer', '1.2 s', 'b->c', '7 acknowledged', '2 too_long',
-               '75% 1:1, 25% 1:n', '80.0%', 'texts only', 'runs/mine'):  # fmt: skip
+               '75% 1:1, 25% 1:n', '80.0%', 'texts only', 'runs/mine',
+               '3 rounds of prp; 2 s'):  # fmt: skip
     assert part in text
 
 
-def test_progress_is_lines_where_there_is_no_terminal():
-  shown = console()
+def test_progress_is_lines_without_a_terminal(shown):
   with display.Live(shown, 'round', {'a': 25}, done=5) as live:
     for _ in range(20):
       live.advance('a', 'reward 0.50')
-  lines = shown.file.getvalue().split('\n')
-  assert [line for line in lines if line] == [
+  assert shown.file.getvalue().splitlines() == [
     'round a 10/25 reward 0.50',
     'round a 20/25 reward 0.50',
     'round a 25/25 reward 0.50',
@@ -112,10 +112,12 @@ def test_progress_is_bars_on_a_terminal():
   assert 'reward 0.50' in shown.file.getvalue()
 
 
-def test_a_round_in_a_line():
-  row = {
-    'reward': 0.512,
-    'peer_records': 32,
-    'timing': {'tokens_per_second': 12345.6},
-  }
+def test_the_note_of_a_round():
+  row = workdir.Row(
+    round=0,
+    policy='a',
+    reward=0.512,
+    peer_records=32,
+    timing=workdir.Timing(tokens_per_second=12345.6),
+  )
   assert display.note(row) == 'reward 0.51  12,346 tok/s  32 from peers'

@@ -7,19 +7,19 @@ import msgspec
 import pytest
 
 from mrl_jax import records
-from mrl_jax.training import dynamic_sampling as refill
+from mrl_jax.training import dynamic_sampling
 from tests import examples
 
 MIXED, FAILED, SOLVED = (1.0, 0.0), (0.0, 0.0), (1.0, 1.0)
 
 
 class Worker:
-  """Samples what it is told to, two of each of two prompts."""
+  """Samples groups of these rewards, two prompts with two samples at a time."""
 
   name = 'a'
 
-  def __init__(self, *rounds):
-    self._rounds = iter(rounds)
+  def __init__(self, *rewards):
+    self._rewards = iter(rewards)
     self.keys = []
 
   def start_sampling(self, prompts, per_prompt, key, temperature):
@@ -27,9 +27,9 @@ class Worker:
     self.keys.append(tuple(jax.random.key_data(key).tolist()))
     return prompts
 
-  def finish_sampling(self, prompts, judge, run, round):
-    assert (judge, run, round) == ('judge', 'run', 5)
-    return groups(*next(self._rounds), ids=[p.id for p in prompts])
+  def finish_sampling(self, prompts, run, round):
+    assert (run, round) == ('run', 5)
+    return groups(*next(self._rewards), ids=[p.id for p in prompts])
 
 
 def prompts(*ids):
@@ -42,8 +42,9 @@ def groups(*rewards, ids=('p0', 'p1')):
   ]
 
 
-def refilled(first, *rounds, refills=2):
-  worker = Worker(*rounds)
+def refill(first, *more, refills=2):
+  """Refills a round whose first groups have the rewards `first`."""
+  worker = Worker(*more)
   job = types.SimpleNamespace(
     config=ml_collections.ConfigDict(
       {
@@ -52,46 +53,45 @@ def refilled(first, *rounds, refills=2):
       }
     ),
     refills={'a': itertools.repeat(prompts('p0', 'p7'))},
-    judge='judge',
     run='run',
   )
-  found = refill.refill(
+  sampled = dynamic_sampling.refill(
     job, worker, prompts('p0', 'p1'), groups(*first), 5, jax.random.key(0)
   )
-  return found, worker
+  return sampled, worker
 
 
-def test_groups_that_teach_nothing_are_replaced():
-  found, worker = refilled((MIXED, FAILED), (SOLVED, MIXED))
-  assert list(found.kept) == [0, 3]
-  assert [prompt.id for prompt in found.prompts] == ['p0', 'p1', 'p0~0', 'p7~0']
-  assert found.rollouts == 8
+def test_groups_without_signal_are_replaced():
+  sampled, worker = refill((MIXED, FAILED), (SOLVED, MIXED))
+  assert sampled.kept == [0, 3]
+  assert [p.id for p in sampled.prompts] == ['p0', 'p1', 'p0~0', 'p7~0']
+  assert sum(map(len, sampled.groups)) == 8
   assert len(worker.keys) == 1
 
 
-def test_it_stops_at_the_bound_and_says_what_it_has():
-  found, worker = refilled((FAILED, FAILED), (SOLVED, FAILED), (SOLVED, MIXED))
-  assert list(found.kept) == [5]
-  assert found.rollouts == 12
+def test_sampling_ends_at_the_bound_with_what_there_is():
+  sampled, worker = refill((FAILED, FAILED), (SOLVED, FAILED), (SOLVED, MIXED))
+  assert sampled.kept == [5]
+  assert sum(map(len, sampled.groups)) == 12
   assert len(set(worker.keys)) == 2  # Other samples each time.
-  assert found.prompts[-1].id == 'p7~1'
+  assert sampled.prompts[-1].id == 'p7~1'
 
 
-def test_no_more_are_kept_than_a_round_has():
-  found, _ = refilled((MIXED, FAILED), (MIXED, MIXED))
-  assert list(found.kept) == [0, 2]
+def test_no_more_groups_are_kept_than_a_round_has_prompts():
+  sampled, _ = refill((MIXED, FAILED), (MIXED, MIXED))
+  assert sampled.kept == [0, 2]
 
 
-@pytest.mark.parametrize('refills', [0, 2])
-def test_nothing_is_sampled_without_need(refills):
-  found, worker = refilled((MIXED, MIXED), refills=refills)
+@pytest.mark.parametrize(('refills', 'kept'), [(0, None), (2, [0, 1])])
+def test_nothing_is_sampled_without_need(refills, kept):
+  sampled, worker = refill((MIXED, MIXED), refills=refills)
   assert worker.keys == []
-  assert found.rollouts == 4
-  assert found.kept == ([0, 1] if refills else None)
+  assert sum(map(len, sampled.groups)) == 4
+  assert sampled.kept == kept
 
 
-def test_what_counts_is_the_verdict_whatever_the_reward():
-  # Both wrong, and one of them punished for its length.
+def test_a_group_is_mixed_by_its_verdicts_whatever_its_rewards():
+  # Both samples are wrong; one is also punished for its length.
   group = examples.group([0.0, 0.0])
   group[1] = msgspec.structs.replace(group[1], reward=-0.5)
-  assert not refill.mixed(group)
+  assert not dynamic_sampling.is_mixed(group)

@@ -1,5 +1,3 @@
-import json
-
 import jax
 import msgspec
 import numpy as np
@@ -10,8 +8,8 @@ from mrl_jax.training import evaluation
 from tests import examples
 
 
-class Fake:
-  """A policy that is right on as many samples as the prompt's answer says."""
+class Worker:
+  """Solves a prompt with as many of its samples as the prompt's answer says."""
 
   def __init__(self, log):
     self.log = log
@@ -20,14 +18,15 @@ class Fake:
     self.log.append((len(prompts), per_prompt, key, temperature))
     return prompts, per_prompt
 
-  def finish_sampling(self, sampling, judge, run, round):
+  def finish_sampling(self, sampling, run, round):
+    assert (run, round) == ('evaluation', 0)
     self.log.append('finish')
     prompts, per_prompt = sampling
     return [
       [
         examples.rollout(
           reward=float(g < int(p.answer)),
-          logp=np.full(5, sureness(p, g), np.float32),
+          logp=np.full(5, mean_logp(p, g), np.float32),
           prompt=p.id,
         )
         for g in range(per_prompt)
@@ -36,8 +35,8 @@ class Fake:
     ]
 
 
-def sureness(prompt, sample):
-  """Nats a token; more of later prompts and of earlier samples."""
+def mean_logp(prompt, sample):
+  """Nats a token; higher for later prompts and for earlier samples."""
   return -1.0 / (1 + int(prompt.answer)) - sample / 16
 
 
@@ -45,89 +44,87 @@ PROMPTS = [
   records.Prompt(id=f'p{i}', text='', answer=str(i), family='ab'[i % 2])
   for i in range(5)
 ]
+CONFIG = examples.run_config(
+  **{
+    'eval.samples': 4,
+    'eval.batch': 2,
+    'eval.temperature': 0.5,
+    'eval.completions': 3,
+  }
+).eval
 
 
 def evaluate(*names, prompts=PROMPTS):
-  config = examples.run_config(
-    **{
-      'eval.samples': 4,
-      'eval.batch': 2,
-      'eval.temperature': 0.5,
-      'eval.completions': 3,
-    }
-  ).eval
+  """The evaluations of these policies, and the calls of their workers."""
   log = []
-  workers = {name: Fake(log) for name in names}
-  keys = {name: jax.random.key(i) for i, name in enumerate(names)}
-  return evaluation.evaluate(workers, prompts, None, config, keys), log
+  evaluations = evaluation.evaluate(
+    {name: Worker(log) for name in names},
+    prompts,
+    CONFIG,
+    {name: jax.random.key(i) for i, name in enumerate(names)},
+    rounds=7,
+  )
+  return evaluations, log
 
 
-def test_accuracy_is_the_mean_over_prompts_and_samples():
-  found, log = evaluate('x')
-  assert found['x'].accuracy == {
+@pytest.fixture(scope='module')
+def of_x():
+  evaluations, _ = evaluate('x')
+  return evaluations['x']
+
+
+def test_accuracy_is_the_mean_over_prompts_and_samples(of_x):
+  assert (of_x.policy, of_x.rounds) == ('x', 7)
+  assert of_x.accuracy == {
     'all': pytest.approx((0 + 1 + 2 + 3 + 4) / 20),
     'a': pytest.approx((0 + 2 + 4) / 12),
     'b': pytest.approx((1 + 3) / 8),
   }
-  started = [entry for entry in log if entry != 'finish']
-  # One shape, the last batch filled up.
-  assert [(n, g, t) for n, g, _, t in started] == [(2, 4, 0.5)] * 3
-  keys = {tuple(jax.random.key_data(key).tolist()) for _, _, key, _ in started}
-  assert len(keys) == 3
 
 
-def test_the_error_is_that_of_a_mean_over_prompts():
-  found, _ = evaluate('x')
-  # Shares 0, 1/4, ... 1 of five prompts: their variance is 10/16 over 4.
-  assert found['x'].error == {
+def test_the_error_is_that_of_a_mean_over_prompts(of_x):
+  # The shares 0, 1/4, ... 1 of five prompts have the variance (10 / 16) / 4.
+  assert of_x.error == {
     'all': pytest.approx((10 / 16 / 4 / 5) ** 0.5),
     'a': pytest.approx(0.5 / 3**0.5),
     'b': pytest.approx(0.125**0.5 / 2**0.5),
   }
-  found, _ = evaluate('x', prompts=PROMPTS[:1])
-  assert found['x'].error == {'all': None, 'a': None}
+  alone, _ = evaluate('x', prompts=PROMPTS[:1])
+  assert alone['x'].error == {'all': None, 'a': None}
 
 
-def test_the_best_are_of_the_hardest_prompts_that_are_solved():
-  best = evaluate('x')[0]['x'].best
-  assert [(c['answer'], c['reward']) for c in best] == [
-    ('1', 1.0),
-    ('2', 1.0),
-    ('3', 1.0),
-  ]
-  assert best[0]['verdict'] == 'correct'
+def test_policies_sample_at_the_same_time_in_batches_of_one_shape():
+  evaluations, log = evaluate('x', 'y')
+  assert evaluations['x'].accuracy == evaluations['y'].accuracy
+  starts = [entry for entry in log if entry != 'finish']
+  # Two policies, and three batches, of which the last is filled up.
+  assert [(n, g, t) for n, g, _, t in starts] == [(2, 4, 0.5)] * 6
+  keys = {tuple(jax.random.key_data(key).tolist()) for _, _, key, _ in starts}
+  assert len(keys) == 6
+  for i in range(0, len(log), 4):
+    assert 'finish' not in log[i : i + 2]
+    assert log[i + 2 : i + 4] == ['finish', 'finish']
 
 
-def test_those_of_other_families_come_first():
+def test_the_best_completions_solve_the_hardest_prompts(of_x):
+  best = [(c.answer, c.reward, c.verdict) for c in of_x.best]
+  assert best == [(answer, 1.0, 'correct') for answer in '123']
+
+
+def test_every_family_comes_before_any_comes_twice():
   prompts = [
     msgspec.structs.replace(p, family='sums' if p.id < 'p3' else 'sorting')
     for p in PROMPTS
   ]
-  found, _ = evaluate('x', prompts=prompts)
-  # p1 and p2 are sums, and solved less often.
-  assert [c['answer'] for c in found['x'].best] == ['1', '3', '2']
+  evaluations, _ = evaluate('x', prompts=prompts)
+  # The prompts 1 and 2 are sums, and harder than 3.
+  assert [c.answer for c in evaluations['x'].best] == ['1', '3', '2']
 
 
-def test_the_worst_are_those_of_which_the_policy_is_surest():
-  worst = evaluate('x')[0]['x'].worst
-  # Of p4 all are right. Of a prompt, the first wrong sample is the surest.
-  assert [(c['answer'], c['reward'], c['logp']) for c in worst] == [
+def test_the_worst_completions_are_the_likeliest_of_the_wrong_ones(of_x):
+  # All samples of prompt 4 are right. The first wrong one is the likeliest.
+  assert [(c.answer, c.reward, c.logp) for c in of_x.worst] == [
     ('3', 0.0, pytest.approx(-1 / 4 - 3 / 16)),
     ('2', 0.0, pytest.approx(-1 / 3 - 2 / 16)),
     ('1', 0.0, pytest.approx(-1 / 2 - 1 / 16)),
   ]
-
-
-def test_completions_are_plain_values():
-  (first, *_) = evaluate('x')[0]['x'].best
-  assert first.keys() == {'prompt', 'answer', 'completion', 'reward', 'verdict',
-                          'finish', 'tokens', 'logp'}  # fmt: skip
-  assert json.loads(json.dumps(first)) == first
-
-
-def test_policies_sample_at_the_same_time():
-  found, log = evaluate('x', 'y')
-  assert found['x'] == found['y']
-  for start in range(0, len(log), 4):
-    assert 'finish' not in log[start : start + 2]
-    assert log[start + 2 : start + 4] == ['finish', 'finish']

@@ -1,5 +1,6 @@
-"""What is exported, as the libraries of Hugging Face load it."""
+"""Exported folders, as the libraries of Hugging Face load them."""
 
+import dataclasses
 import os
 
 from flax import nnx
@@ -10,6 +11,7 @@ import pytest
 from mrl_jax.architecture import Lora
 from mrl_jax.models import decoder
 from mrl_jax.models import hf_weights
+from mrl_jax.models import sharding
 from tests import decoders
 from tests import pretrained
 
@@ -18,11 +20,11 @@ TARGETS = ('q_proj', 'o_proj', 'gate_proj', 'down_proj')
 
 @pytest.fixture(scope='module')
 def adapted(tmp_path_factory):
-  """The folder of a model, and it with adapters that change something."""
+  """A folder with a model, its config with LoRA, random adapters, and both."""
   folder = tmp_path_factory.mktemp('adapted')
   model, base = pretrained.write(folder / 'base')
   lora = Lora(rank=3, alpha=5.0, target_modules=TARGETS)
-  model = type(model)(**{**vars(model), 'lora': lora})
+  model = dataclasses.replace(model, lora=lora)
   graphdef, adapters, _ = decoder.abstract(model)
   rng = np.random.default_rng(0)
   adapters = jax.tree.map(
@@ -35,24 +37,25 @@ def tokens(model):
   return np.random.default_rng(1).integers(2, model.vocab_size - 4, (2, 9))
 
 
-def test_merged_and_unmerged_adapters_give_the_same_logits(adapted):
+def test_merged_adapters_give_the_logits_of_adapters_beside_the_weights(
+  adapted,
+):
   folder, model, _, network = adapted
   merged = folder / 'merged'
-  merged.mkdir(exist_ok=True)
+  merged.mkdir()
   hf_weights.write(merged, model, nnx.state(network), 'float32', 10**9)
-  plain = type(model)(**{**vars(model), 'lora': None})
+  plain = dataclasses.replace(model, lora=None)
   graphdef, like, _ = decoder.abstract(plain)
-  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  places = nnx.map_state(lambda path, x: x.replace(place), like)
-  params = hf_weights.read(merged, plain, like, places)
-  found = decoders.logits(nnx.merge(graphdef, params), tokens(model))
-  base = decoders.logits(
-    nnx.merge(graphdef, hf_weights.read(folder / 'base', plain, like, places)),
-    tokens(model),
+  places = sharding.params(like, decoders.mesh(1, 1, 1), sharding.TRAIN)
+  found, base = (
+    decoders.logits(
+      nnx.merge(graphdef, hf_weights.read(path, plain, like, places)),
+      tokens(model),
+    )
+    for path in (merged, folder / 'base')
   )
-  np.testing.assert_allclose(
-    found, decoders.logits(network, tokens(model)), atol=1e-4
-  )
+  expected = decoders.logits(network, tokens(model))
+  np.testing.assert_allclose(found, expected, atol=1e-4)
   assert np.abs(found - base).max() > 0.1
 
 
@@ -60,11 +63,12 @@ def test_merged_and_unmerged_adapters_give_the_same_logits(adapted):
 def test_peft_loads_adapters_and_computes_the_same(adapted):
   torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
   peft = pytest.importorskip('peft', reason="pip install -e '.[parity]'")
+  from safetensors import numpy as safetensors_numpy
   import transformers
 
   folder, model, adapters, network = adapted
-  alone = folder / 'peft'
-  alone.mkdir(exist_ok=True)
+  alone, again = folder / 'peft', folder / 'peft-again'
+  alone.mkdir()
   hf_weights.write_adapters(alone, model, adapters, os.fspath(folder / 'base'))
   base = transformers.AutoModelForCausalLM.from_pretrained(folder / 'base')
   theirs = peft.PeftModel.from_pretrained(base, alone).eval()
@@ -72,18 +76,11 @@ def test_peft_loads_adapters_and_computes_the_same(adapted):
   with torch.no_grad():
     logits = theirs(torch.tensor(ids)).logits.numpy()
   np.testing.assert_allclose(logits, decoders.logits(network, ids), atol=1e-4)
-  again = folder / 'peft-again'
   theirs.save_pretrained(again)
-  assert_same_tensors(alone, again)
-
-
-def assert_same_tensors(one, other):
-  from safetensors import numpy as safetensors_numpy
-
-  one, other = (
-    safetensors_numpy.load_file(folder / 'adapter_model.safetensors')
-    for folder in (one, other)
+  ours, theirs = (
+    safetensors_numpy.load_file(path / 'adapter_model.safetensors')
+    for path in (alone, again)
   )
-  assert one.keys() == other.keys()
-  for name, x in one.items():
-    np.testing.assert_array_equal(x, other[name])
+  assert ours.keys() == theirs.keys()
+  for name, x in ours.items():
+    np.testing.assert_array_equal(x, theirs[name])

@@ -1,41 +1,54 @@
 import contextlib
-import json
-import os
 import struct
 
+import msgspec
 import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
+from mrl_jax import workdir
+from mrl_jax.thl import transfer
 from mrl_jax.training import metrics
 
-ROW = {
-  'reward': 0.5,
-  'own': {'ratio': 1.0},
-  'heldout_accuracy': {'all': 0.25},
-  'novelty': 2.0,
-  'timing': {'seconds': 3.0},
-}
+RESIDUAL = transfer.Residual(
+  rollouts=2, sender_tokens=4, receiver_tokens=4, chunks={'1:1': 2, '1:n': 1}
+)
+
+
+def row(round):
+  return workdir.Row(
+    round=round,
+    policy='llama',
+    reward=0.5,
+    own=workdir.Ratios(ratio=1.0),
+    method={'novelty': 2.0},
+    heldout_accuracy={'all': 0.25},
+    timing=workdir.Timing(seconds=3.0),
+    residuals={'gemma': RESIDUAL},
+  )
 
 
 def completion(text):
-  return {
-    'prompt': '1 + 1',
-    'answer': '2',
-    'completion': text,
-    'reward': 1.0,
-    'verdict': 'correct',
-    'tokens': 3,
-    'logp': -0.25,
-  }
+  return workdir.Completion(
+    prompt='1 + 1',
+    completion=text,
+    answer='2',
+    reward=1.0,
+    verdict='correct',
+    tokens=3,
+    logp=-0.25,
+  )
 
 
-EVALUATION = {
-  'accuracy': {'all': 0.25, 'sums': 0.5},
-  'error': {'all': 0.125, 'sums': None},
-  'best': [completion('= 2')],
-  'worst': [completion('# **3**\n\x1b[2J')],
-}
+def evaluation(rounds):
+  return workdir.Evaluation(
+    rounds=rounds,
+    policy='llama',
+    accuracy={'all': 0.25, 'sums': 0.5},
+    error={'all': 0.125, 'sums': None},
+    best=[completion('= 2')],
+    worst=[completion('# **3**\n\x1b[2J')],
+  )
 
 
 def write(folder, rounds_done, *rounds, evaluations=(), config=None):
@@ -43,23 +56,23 @@ def write(folder, rounds_done, *rounds, evaluations=(), config=None):
     metrics.Writer(str(folder), rounds_done, config or {})
   ) as writer:
     for round in rounds:
-      writer.round(round, 'llama', ROW)
+      writer.round(row(round))
     for done in evaluations:
-      writer.evaluation(done, 'llama', EVALUATION)
+      writer.evaluation(evaluation(done))
 
 
 def rounds(folder):
-  rows = metrics.read(os.path.join(folder, 'metrics.jsonl'))
-  return [row['round'] for row in rows]
+  lines = workdir.lines(str(folder / 'metrics.jsonl'))
+  return [line['round'] for line in lines]
 
 
 def evaluations(folder):
-  rows = metrics.read(os.path.join(folder, 'evaluations.jsonl'))
-  return [row['rounds'] for row in rows]
+  lines = workdir.lines(str(folder / 'evaluations.jsonl'))
+  return [line['rounds'] for line in lines]
 
 
 def events(folder):
-  """All events that are in a folder itself, in order."""
+  """All events in the files of a folder, in order."""
   found = []
   for path in sorted(folder.iterdir()):
     data = b'' if path.is_dir() else path.read_bytes()
@@ -71,43 +84,64 @@ def events(folder):
 
 
 def values(folder):
-  """What is written to TensorBoard under each tag."""
+  """The last value under each tag of TensorBoard."""
   return {v.tag: v for e in events(folder) for v in e.summary.value}
 
 
-def test_a_row_is_an_object(tmp_path):
-  write(tmp_path, None, 0)
-  (line,) = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-  assert json.loads(line) == {'round': 0, 'policy': 'llama', **ROW}
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+  """A work dir with one round and one evaluation."""
+  folder = tmp_path_factory.mktemp('written')
+  config = {'seed': 1, 'method.name': 'prp', 'data.families': ('a', 'b')}
+  write(folder, None, 0, evaluations=[0], config=config)
+  return folder
 
 
-def test_an_evaluation_is_an_object(tmp_path):
-  write(tmp_path, None, evaluations=[0])
-  (line,) = (tmp_path / 'evaluations.jsonl').read_text().splitlines()
-  assert json.loads(line) == {'rounds': 0, 'policy': 'llama', **EVALUATION}
+def test_a_round_is_a_line(written):
+  (line,) = workdir.lines(str(written / 'metrics.jsonl'))
+  error = line['residuals']['gemma'].pop('segmentation_error')
+  assert error == RESIDUAL.segmentation_error == 0.25
+  assert msgspec.convert(line, workdir.Row) == row(0)
 
 
-def test_events_are_of_a_policy_and_by_topic(tmp_path):
-  write(tmp_path, None, 0, evaluations=[0])
-  found = values(tmp_path / 'tensorboard' / 'llama')
-  assert found['learning/reward'].simple_value == 0.5
-  assert found['update/own/ratio'].simple_value == 1.0
-  assert found['method/novelty'].simple_value == 2.0
-  assert found['timing/seconds'].simple_value == 3.0
-  assert found['heldout/accuracy/all'].simple_value == 0.25
-  assert found['heldout/error/all'].simple_value == 0.125
-  assert 'heldout/error/sums' not in found
-  assert not [tag for tag in found if 'heldout_accuracy' in tag]
+def test_an_evaluation_is_a_line(written):
+  (line,) = workdir.lines(str(written / 'evaluations.jsonl'))
+  assert msgspec.convert(line, workdir.Evaluation) == evaluation(0)
 
 
-def test_ratios_are_a_histogram(tmp_path):
+def test_events_are_of_a_policy_and_by_topic(written):
+  numbers = {
+    tag: value.simple_value
+    for tag, value in values(written / 'tensorboard' / 'llama').items()
+    if value.HasField('simple_value')
+  }
+  assert numbers['thl/residuals/gemma/segmentation_error'] == 0.25
+  assert {
+    tag: x for tag, x in numbers.items() if not tag.startswith('thl/')
+  } == {
+    'learning/reward': 0.5,
+    'update/own/ratio': 1.0,
+    'method/novelty': 2.0,
+    'timing/seconds': 3.0,
+    'heldout/accuracy/all': 0.25,
+    'heldout/accuracy/sums': 0.5,
+    'heldout/error/all': 0.125,
+  }
+
+
+def test_every_metric_has_a_topic():
+  fields = workdir.Row.__struct_fields__
+  assert {*fields} == {*metrics._NOT_EVENTS, *metrics._TOPIC}
+
+
+def test_importance_ratios_are_a_histogram(tmp_path):
   counts = np.zeros(41, int)
-  counts[[0, 20, 30]] = 1, 5, 2  # -2 and less, about 0, about 1.
+  counts[[0, 20, 30]] = 1, 5, 2  # Log ratios of -2 and less, about 0, about 1.
+  ratios = workdir.Ratios(log_ratio_counts=counts.tolist())
   with contextlib.closing(metrics.Writer(str(tmp_path), None, {})) as writer:
-    writer.round(3, 'llama', {'own': {'log_ratio_counts': counts.tolist()}})
-  (histogram,) = (
-    value.histo for value in values(tmp_path / 'tensorboard' / 'llama').values()
-  )
+    writer.round(workdir.Row(round=3, policy='llama', own=ratios))
+  (value,) = values(tmp_path / 'tensorboard' / 'llama').values()
+  histogram = value.histo
   assert (histogram.min, histogram.max) == (pytest.approx(-2), pytest.approx(1))
   assert histogram.num == 8
   assert histogram.sum == pytest.approx(-2 + 2 * 1)
@@ -118,12 +152,10 @@ def test_ratios_are_a_histogram(tmp_path):
   assert ends[19] < 0 < ends[20]
 
 
-def test_completions_are_text_and_nothing_in_them_is_markup(tmp_path):
-  write(tmp_path, None, evaluations=[0])
-  found = values(tmp_path / 'tensorboard' / 'llama')
+def test_nothing_in_a_completion_is_markup(written):
   (text,) = (
     value.tensor.string_val[0].decode()
-    for tag, value in found.items()
+    for tag, value in values(written / 'tensorboard' / 'llama').items()
     if tag.startswith('completions/worst')
   )
   head, _, *lines = text.split('\n')
@@ -132,11 +164,9 @@ def test_completions_are_text_and_nothing_in_them_is_markup(tmp_path):
                    '    [gold answer: 2]']  # fmt: skip
 
 
-def test_hyper_parameters_have_the_last_accuracy(tmp_path):
-  config = {'seed': 1, 'method.name': 'prp', 'data.families': ('a', 'b')}
-  write(tmp_path, None, evaluations=[0], config=config)
-  folder = tmp_path / 'tensorboard'
-  assert events(folder) == []  # Runs are in folders of their own.
+def test_hyper_parameters_have_the_last_accuracy(written):
+  folder = written / 'tensorboard'
+  assert events(folder) == []  # Each policy has a folder of its own.
   found = values(folder / 'hyperparameters')
   assert found['heldout_accuracy/llama'].simple_value == 0.25
   start = found['_hparams_/session_start_info'].metadata.plugin_data.content
@@ -144,38 +174,28 @@ def test_hyper_parameters_have_the_last_accuracy(tmp_path):
   assert b"('a', 'b')" in start
 
 
-def test_what_comes_after_the_checkpoint_is_written_again(tmp_path):
+def test_a_resumed_run_replaces_the_lines_after_its_checkpoint(tmp_path):
   write(tmp_path, None, 0, 1, 2, evaluations=[0, 1, 2])
+  with open(tmp_path / 'metrics.jsonl', 'a') as f:
+    f.write('{"round": 3, "pol')  # A kill cut this line short.
   write(tmp_path, 1, 1, evaluations=[2])
   assert rounds(tmp_path) == [0, 1]
   assert evaluations(tmp_path) == [0, 1, 2]
-
-
-def test_there_is_no_file_before_there_is_a_row(tmp_path):
-  # A study takes the first row as the sign that warm starts are there.
-  write(tmp_path, None)
-  assert not (tmp_path / 'metrics.jsonl').exists()
-
-
-def test_without_a_checkpoint_nothing_stays(tmp_path):
-  write(tmp_path, None, evaluations=[0])
-  write(tmp_path, None, evaluations=[0])
-  assert evaluations(tmp_path) == [0]
-
-
-def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
-  write(tmp_path, None, 0, 1)
-  with open(tmp_path / 'metrics.jsonl', 'a') as f:
-    f.write('{"round": 2, "pol')
-  write(tmp_path, 2, 2)
-  assert rounds(tmp_path) == [0, 1, 2]
-
-
-def test_tensorboard_is_told_from_where_a_run_goes_on(tmp_path):
-  write(tmp_path, None, 0, 1, 2)
-  write(tmp_path, 2, 2)
-  assert 2 in [
+  assert 1 in [
     event.step
     for event in events(tmp_path / 'tensorboard' / 'llama')
     if event.session_log.status == event_pb2.SessionLog.START
   ]
+
+
+def test_a_run_without_a_checkpoint_replaces_all_lines(tmp_path):
+  write(tmp_path, None, 0, evaluations=[0])
+  write(tmp_path, None, evaluations=[0])
+  assert rounds(tmp_path) == []
+  assert evaluations(tmp_path) == [0]
+
+
+def test_no_file_exists_before_its_first_line(tmp_path):
+  # The first row tells a study that the warm starts are in the cache.
+  write(tmp_path, None)
+  assert not (tmp_path / 'metrics.jsonl').exists()

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from mrl_jax.sharing import lesson
-from mrl_jax.training import packing as batch
+from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.training import packing
 
 PROMPTS = [np.array([7, 8, 9], np.int32), np.array([6], np.int32)]
 
@@ -11,19 +11,7 @@ def row(prompt, length, advantage=1.0):
   ids = np.arange(1, length + 1, dtype=np.int32)
   logp = -np.arange(1, length + 1, dtype=np.float32)
   mask = np.ones(len(ids), bool)
-  return lesson.Row(prompt, ids, logp, advantage, ids - 1, mask)
-
-
-def lesson_of(own=(), peer=(), order=(0, 1)):
-  return lesson.Lesson(
-    own=own,
-    peer=peer,
-    order=order,
-    residuals={},
-    metrics={},
-    peer_records=0,
-    peer_records_unused=0,
-  )
+  return rows_lib.Row(prompt, ids, logp, advantage, ids - 1, mask)
 
 
 def packer(**changes):
@@ -35,7 +23,13 @@ def packer(**changes):
     'mini_batches': 1,
     'aggregation': 'token_mean',
   }
-  return batch.Packer(**{**fields, **changes})
+  return packing.Packer(**{**fields, **changes})
+
+
+def mini_batches(own=(), peer=(), order=(0, 1), prompts=PROMPTS, **changes):
+  """The packed own and peer rows of each mini-batch."""
+  batch = rows_lib.Batch(own=own, peer=peer, order=order)
+  return packer(**changes).mini_batch_parts(prompts, batch)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +40,8 @@ def packer(**changes):
     ('constant', [0.1, 0.1]),  # Two rows of at most five.
   ],
 )
-def test_weights_worked_by_hand(aggregation, expected):
-  (parts,) = packer(aggregation=aggregation).mini_batch_parts(
-    PROMPTS, lesson_of([row(0, 1), row(1, 3)], [])
-  )
+def test_averaging_weights_by_hand(aggregation, expected):
+  (parts,) = mini_batches([row(0, 1), row(1, 3)], aggregation=aggregation)
   weight_BT = parts['own'].weight_BT[0]
   np.testing.assert_allclose(weight_BT[0], [expected[0], 0, 0, 0, 0])
   np.testing.assert_allclose(weight_BT[1], [expected[1]] * 3 + [0, 0])
@@ -76,7 +68,7 @@ def test_prompts_are_padded_left_and_responses_right():
 @pytest.mark.parametrize(
   ('rows', 'shape'), [(0, (1, 2)), (1, (1, 2)), (3, (1, 4)), (5, (2, 4))]
 )
-def test_rows_are_padded_to_few_shapes(rows, shape):
+def test_row_counts_are_padded_to_few_shapes(rows, shape):
   packed = packer().pack(PROMPTS, [(row(0, 2), 1.0)] * rows, 5)
   assert packed.tokens_BS.shape == (*shape, 9)
   assert packed.advantage_B1.shape == (*shape, 1)
@@ -87,13 +79,11 @@ def test_rows_are_padded_to_few_shapes(rows, shape):
   ('aggregation', 'weight'),
   [('token_mean', 1 / 10), ('sequence_mean', 1 / 6), ('constant', 1 / 15)],
 )
-def test_rows_without_advantage_are_left_out_and_still_counted(
+def test_rows_without_advantage_are_left_out_but_counted_in_the_average(
   aggregation, weight
 ):
   rows = [row(0, 2), row(0, 3, advantage=0.0), row(1, 5, advantage=-1.0)]
-  (parts,) = packer(aggregation=aggregation).mini_batch_parts(
-    PROMPTS, lesson_of(rows, [])
-  )
+  (parts,) = mini_batches(rows, aggregation=aggregation)
   assert set(parts) == {'own'}
   weights_BT = parts['own'].weight_BT[0]
   assert (weights_BT > 0).sum() == 7
@@ -101,29 +91,23 @@ def test_rows_without_advantage_are_left_out_and_still_counted(
 
 
 def test_own_and_peer_rows_share_their_denominator():
-  (parts,) = packer().mini_batch_parts(
-    PROMPTS, lesson_of([row(0, 2)], [row(1, 6)])
-  )
+  (parts,) = mini_batches([row(0, 2)], [row(1, 6)])
   assert parts['own'].weight_BT.shape[-1] == 5
   assert parts['peer'].weight_BT.shape[-1] == 6
   total = sum(part.weight_BT.sum() for part in parts.values())
   assert total == pytest.approx(1.0)
 
 
-def test_a_batch_without_any_signal_is_still_a_step():
-  (parts,) = packer().mini_batch_parts(
-    PROMPTS, lesson_of([row(0, 2, 0.0)], [row(0, 2, 0.0)])
-  )
+def test_a_batch_without_signal_is_still_an_update():
+  (parts,) = mini_batches([row(0, 2, 0.0)], [row(0, 2, 0.0)])
   assert set(parts) == {'own'}
   assert not parts['own'].weight_BT.any()
 
 
-def test_masked_tokens_are_not_trained_on_and_not_counted():
+def test_masked_tokens_are_neither_trained_on_nor_counted():
   half = row(0, 4)._replace(mask=np.array([True, False, True, False]))
   none = row(1, 3)._replace(mask=np.zeros(3, bool))
-  (parts,) = packer().mini_batch_parts(
-    PROMPTS, lesson_of([half, none], [row(1, 2)])
-  )
+  (parts,) = mini_batches([half, none], [row(1, 2)])
   weight_BT = parts['own'].weight_BT[0]
   np.testing.assert_allclose(weight_BT[0], [0.25, 0, 0.25, 0, 0])
   np.testing.assert_array_equal(parts['own'].mask_BT[0], weight_BT > 0)
@@ -132,22 +116,20 @@ def test_masked_tokens_are_not_trained_on_and_not_counted():
   np.testing.assert_allclose(parts['peer'].weight_BT[0, 0, :2], 0.25)
 
 
-def test_mini_batches_keep_a_prompts_rows_together():
+def test_all_rows_of_a_prompt_are_in_one_mini_batch():
   rows = [row(p, 2) for p in (0, 1, 0, 1)]
-  first, second = packer(mini_batches=2).mini_batch_parts(
-    PROMPTS, lesson_of(rows, [row(1, 3)])
-  )
+  first, second = mini_batches(rows, [row(1, 3)], mini_batches=2)
   assert set(first) == {'own'}
   assert set(second) == {'own', 'peer'}
   np.testing.assert_array_equal(first['own'].tokens_BS[0, :, 3], [9, 9])
   np.testing.assert_array_equal(second['own'].tokens_BS[0, :, 3], [6, 6])
 
 
-def test_mini_batches_follow_the_order_of_the_lesson():
+def test_mini_batches_follow_the_order_of_the_batch():
   own, peer = [row(0, 2), row(2, 2)], [row(1, 3)]
   prompts = [*PROMPTS, np.array([5], np.int32)]
-  first, second, third = packer(mini_batches=3).mini_batch_parts(
-    prompts, lesson_of(own, peer, order=[0, 2, 1])
+  first, second, third = mini_batches(
+    own, peer, order=[0, 2, 1], prompts=prompts, mini_batches=3
   )
   assert first['own'].tokens_BS[0, 0, 3] == 9
   assert second['own'].tokens_BS[0, 0, 3] == 5
@@ -167,51 +149,48 @@ def test_mini_batches_follow_the_order_of_the_lesson():
   ],
 )
 def test_peer_rows_may_be_averaged_by_themselves(peer_average, own, peer):
-  (parts,) = packer(peer_average=peer_average).mini_batch_parts(
-    PROMPTS, lesson_of([row(0, 2), row(1, 3)], [row(1, 3)])
+  (parts,) = mini_batches(
+    [row(0, 2), row(1, 3)], [row(1, 3)], peer_average=peer_average
   )
   np.testing.assert_allclose(parts['own'].weight_BT.max(), own)
   np.testing.assert_allclose(parts['peer'].weight_BT.max(), peer)
 
 
-def test_a_rows_own_weight_multiplies_that_of_its_tokens():
+def test_the_weight_of_a_row_multiplies_the_averaging_weight_of_its_tokens():
   rows = [
     row(0, 2)._replace(weight=0.5),
     row(1, 2)._replace(weight=np.array([1.0, 0.25], np.float32)),
     row(1, 2)._replace(weight=0.0),
   ]
-  (parts,) = packer().mini_batch_parts(PROMPTS, lesson_of(rows))
+  (parts,) = mini_batches(rows)
   weight_BT = 6 * parts['own'].weight_BT[0]  # Of six tokens.
   np.testing.assert_allclose(weight_BT[0, :2], 0.5)
   np.testing.assert_allclose(weight_BT[1, :2], [1.0, 0.25])
   assert (weight_BT > 0).any(1).sum() == 2
   masked = row(0, 2)._replace(weight=np.array([1.0, 0.0], np.float32))
-  (parts,) = packer().mini_batch_parts(PROMPTS, lesson_of([masked]))
-  # A ratio of the whole response is over both tokens all the same.
+  (parts,) = mini_batches([masked])
+  # The ratio of the whole response is still over both tokens.
   assert parts['own'].mask_BT[0, 0, :2].all()
-  (parts,) = packer().mini_batch_parts(PROMPTS, lesson_of(rows[:1], rows[2:]))
-  assert set(parts) == {'own'}  # As if there were no peers at all.
+  (parts,) = mini_batches(rows[:1], rows[2:])
+  assert set(parts) == {'own'}  # As if there were no peers.
 
 
-def test_with_a_penalty_own_rows_without_advantage_have_a_gradient_too():
+def test_with_keep_all_own_rows_without_advantage_are_packed_too():
   rows = [row(0, 2, 0.0), row(1, 2)]
-  (parts,) = packer(keep_all=True).mini_batch_parts(
-    PROMPTS, lesson_of(rows, [row(1, 2, 0.0)])
-  )
+  (parts,) = mini_batches(rows, [row(1, 2, 0.0)], keep_all=True)
   assert (parts['own'].weight_BT > 0).any(2).sum() == 2
   assert set(parts) == {'own'}
 
 
-def test_reference_log_probabilities_are_packed_where_there_are_any():
+def test_reference_log_probabilities_are_packed_on_request():
   referenced = row(0, 2)._replace(
     reference_logp=np.array([-3.0, -4.0], np.float32)
   )
-  keeper = packer(reference=True)
-  packed = keeper.pack(PROMPTS, [(referenced, 1.0)], 5)
+  packed = packer(reference=True).pack(PROMPTS, [(referenced, 1.0)], 5)
   np.testing.assert_array_equal(
     packed.reference_logp_BT[0, 0], [-3, -4, 0, 0, 0]
   )
-  # Where there is no row at all, a penalty still finds its arrays.
-  (parts,) = keeper.mini_batch_parts(PROMPTS, lesson_of())
+  # Without any row, a KL penalty still has its array.
+  (parts,) = mini_batches(reference=True)
   assert not parts['own'].reference_logp_BT.any()
   assert packer().pack(PROMPTS, [(row(0, 2), 1.0)], 5).reference_logp_BT is None

@@ -1,12 +1,15 @@
 import contextlib
 import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
 from mrl_jax import checks
 from mrl_jax import records
 from mrl_jax.see import journal
-from mrl_jax.sharing import xgrpo
+from mrl_jax.sharing import publish
 from mrl_jax.training import peers
 from tests import examples
 from tests import exchanges
@@ -22,33 +25,84 @@ def check(**changes):
   return peers.check(examples.run_config(**changes), KINDS, TOKENIZERS)
 
 
-def stored(folder, **changes):
-  """A journal that can stand for gemma, but for the changes."""
-  fields = {
-    'policy': 'gemma',
-    'run': 'run',
-    'tokenizer': TOKENIZERS['gemma'].fingerprint,
-    'vocab_size': TOKENIZERS['gemma'].vocab_size,
-    'kinds': records.KINDS,
-    **changes,
+@pytest.fixture
+def connect(stack, tmp_path):
+  """Connects the policies of a config; closes when the test ends."""
+
+  def connect(kinds=KINDS, **changes):
+    config = examples.run_config(**changes)
+    places = peers.check(config, kinds, TOKENIZERS)
+    node = places.connect(run='mine', folder=os.fspath(tmp_path / 'mine'))
+    stack.callback(node.close)
+    return node
+
+  return connect
+
+
+@pytest.fixture
+def stack():
+  with contextlib.ExitStack() as opened:
+    yield opened
+
+
+def elsewhere():
+  return {
+    'policies.gemma.address': exchanges.free_address(),
+    'see.listen': exchanges.free_address(),
   }
-  journal.Writer(os.fspath(folder), journal.About(**fields), '{}')
-  return {'see.peers.gemma.journal': os.fspath(folder)}
+
+
+def write_journal(folder, **changes):
+  """A journal that can replace gemma, but for the changes."""
+  gemma = TOKENIZERS['gemma']
+  about = exchanges.journal_about(
+    **{
+      'policy': 'gemma',
+      'run': 'theirs',
+      'tokenizer': gemma.fingerprint,
+      'vocab_size': gemma.vocab_size,
+      **changes,
+    }
+  )
+  return journal.Writer(os.fspath(folder), about, '{}')
+
+
+def stats(policy, **fields):
+  group = examples.group(
+    [1.0], policy=policy, encoder=TOKENIZERS[policy], **fields
+  )
+  return publish.group_stats(group)
+
+
+@pytest.mark.parametrize(
+  'module', ['training.peers', 'see.node', 'see.security']
+)
+def test_grpc_is_not_imported_unless_a_policy_is_elsewhere(module):
+  code = f'import mrl_jax.{module}, sys; sys.exit("grpc" in sys.modules)'
+  root = pathlib.Path(__file__).parents[2]
+  subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
 
 
 def test_all_policies_are_here_unless_the_config_says_otherwise(tmp_path):
   assert {*check().here} == {'llama', 'gemma'}
-  assert list(check(**stored(tmp_path)).here) == ['llama']
-  away = {'see.peers.llama.address': '127.0.0.1:1', 'see.listen': '[::1]:2'}
+  write_journal(tmp_path)
+  stored = {'policies.gemma.journal': os.fspath(tmp_path)}
+  assert list(check(**stored).here) == ['llama']
+  away = {'policies.llama.address': '127.0.0.1:1', 'see.listen': '[::1]:2'}
   assert list(check(**away).here) == ['gemma']
   assert check(**away).network.addresses == {'llama': '127.0.0.1:1'}
+
+
+def test_an_address_that_cannot_be_used_is_reported():
+  with pytest.raises(checks.InputError, match=r'see\.listen is empty'):
+    check(**{'policies.gemma.address': '127.0.0.1:1'})
 
 
 @pytest.mark.parametrize(
   ('which', 'kinds'),
   [('published', KINDS), ('all', {*records.KINDS}), ('none', set())],
 )
-def test_a_journal_has_the_kinds_asked_for(which, kinds):
+def test_a_journal_has_the_requested_kinds(which, kinds):
   assert check(**{'see.journal': which}).journaled == kinds
 
 
@@ -59,72 +113,54 @@ def test_a_journal_has_the_kinds_asked_for(which, kinds):
     ({'tokenizer': 'theirs'}, r'fingerprint theirs there, \w+ here'),
   ],
 )
-def test_a_journal_that_cannot_stand_for_a_policy(tmp_path, changes, message):
+def test_a_journal_that_cannot_replace_a_policy(tmp_path, changes, message):
+  write_journal(tmp_path, **changes)
   with pytest.raises(checks.InputError, match=message):
-    check(**stored(tmp_path, **changes))
+    check(**{'policies.gemma.journal': os.fspath(tmp_path)})
 
 
-def test_what_a_journal_says_reaches_the_others_and_is_written_down(tmp_path):
-  changes = {**stored(tmp_path / 'theirs'), 'see.journal': 'all'}
-  gemma, llama = TOKENIZERS['gemma'], TOKENIZERS['llama']
-  theirs = xgrpo.group_stats(
-    examples.group([1.0], policy='gemma', run='theirs', encoder=gemma)
+def test_a_journal_replaces_a_policy_and_another_is_written(connect, tmp_path):
+  theirs = stats('gemma', run='theirs')
+  write_journal(tmp_path / 'theirs').write(0, [theirs])
+  node = connect(
+    **{
+      'policies.gemma.journal': os.fspath(tmp_path / 'theirs'),
+      'see.journal': 'all',
+    }
   )
-  about = journal.About(
-    policy='gemma', run='theirs', tokenizer=gemma.fingerprint,
-    vocab_size=gemma.vocab_size, kinds=records.KINDS,
-  )  # fmt: skip
-  writer = journal.Writer(os.fspath(tmp_path / 'theirs'), about, '{}')
-  writer.write(0, [theirs])
-  own = examples.group([1.0, 0.0], policy='llama', encoder=llama)
-  with contextlib.closing(
-    peers.connect(
-      examples.run_config(**changes),
-      KINDS,
-      TOKENIZERS,
-      check(**changes),
-      run='mine',
-      folder=os.fspath(tmp_path / 'mine'),
-    )
-  ) as node:
-    assert list(node.endpoints) == ['llama']
-    node.endpoints['llama'].publish(0, own)
-    assert node.endpoints['llama'].collect(0, KINDS) == [theirs]
-    node.endpoints['llama'].finish()
-  mine = journal.Reader(os.fspath(tmp_path / 'mine'), 'llama')
+  assert list(node.endpoints) == ['llama']
+  llama, tokenizer = node.endpoints['llama'], TOKENIZERS['llama']
+  own = examples.group([1.0, 0.0], policy='llama', encoder=tokenizer)
+  llama.publish(0, own)
+  assert llama.collect(0, KINDS) == [theirs]
+  llama.finish()
+  mine = exchanges.read_journal(tmp_path / 'mine', 'llama')
   assert mine.finished()
   assert len(mine.read(0)) == len(own)
   assert mine.about.run == 'mine'
-  assert mine.tokenizer() == llama.to_json()
+  assert mine.tokenizer() == tokenizer.to_json()
 
 
-@pytest.mark.parametrize(('listed', 'heard'), [((), 0), (('gemma',), 1)])
-def test_the_config_says_who_listens(tmp_path, listed, heard):
-  config = examples.run_config(**{'policies.llama.listens_to': listed})
-  found = peers.check(config, KINDS, TOKENIZERS)
-  node = peers.connect(
-    config, KINDS, TOKENIZERS, found, run='run', folder=os.fspath(tmp_path)
-  )
-  theirs = examples.group([1.0], policy='gemma', encoder=TOKENIZERS['gemma'])
-  node.endpoints['gemma'].publish(0, [xgrpo.group_stats(theirs)])
-  assert len(node.endpoints['llama'].collect(0, KINDS)) == heard
-  node.close()
+@pytest.mark.parametrize(('listed', 'received'), [((), 0), (('gemma',), 1)])
+def test_the_config_says_who_listens(connect, listed, received):
+  node = connect(**{'policies.llama.listens_to': listed})
+  node.endpoints['gemma'].publish(0, [stats('gemma', run='mine')])
+  assert len(node.endpoints['llama'].collect(0, KINDS)) == received
 
 
-def test_a_port_that_is_taken_is_told(tmp_path):
-  changes = {
-    'see.peers.gemma.address': exchanges.free_address(),
-    'see.listen': exchanges.free_address(),
-  }
-  config, found = examples.run_config(**changes), check(**changes)
+@pytest.mark.parametrize(('kinds', 'sent'), [(KINDS, {'gemma'}), ((), set())])
+def test_without_kinds_nobody_elsewhere_is_connected(connect, kinds, sent):
+  node = connect(kinds, **elsewhere(), **{'see.block_s': 0.0})
+  node.open()
+  llama = node.endpoints['llama']
+  llama.publish(0, [stats('llama', run='mine')])
+  assert {*llama.sent} == sent
+  assert llama.collect(0, ()) == []
+  assert node.refused == {}
 
-  def connect():
-    return peers.connect(
-      config, KINDS, TOKENIZERS, found, run='run', folder=os.fspath(tmp_path)
-    )
 
-  with (
-    contextlib.closing(connect()),
-    pytest.raises(checks.InputError, match='cannot be listened on'),
-  ):
-    connect()
+def test_a_port_of_another_process_is_reported(connect):
+  changes = elsewhere()
+  connect(**changes)
+  with pytest.raises(checks.InputError, match='cannot be listened on'):
+    connect(**changes)

@@ -1,9 +1,8 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
-from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax import workdir
+from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.thl import transfer
 from mrl_jax.training import statistics
 from tests import examples
@@ -12,30 +11,12 @@ GROUPS = [
   examples.group([1.0, 0.0]),
   examples.group([0.0, 0.0], prompt='p1', finish='length'),
 ]
-
-
-def lesson(peer=()):
-  own = [
-    lesson_lib.own_row(p, rollout, rollout.reward)
-    for p, group in enumerate(GROUPS)
-    for rollout in group
-  ]
-  residual = transfer.Residual(
-    rollouts=3,
-    refused={'empty': 1, 'too_long': 1},
-    sender_tokens=7,
-    receiver_tokens=8,
-    chunks={'1:1': 5, '1:n': 1},
-  )
-  return lesson_lib.Lesson(
-    own=own,
-    peer=peer,
-    order=(0, 1),
-    residuals={'b': residual},
-    metrics={'rescue_rate': 0.5},
-    peer_records=5,
-    peer_records_unused=1,
-  )
+OWN = [
+  rows_lib.own_row(p, rollout, rollout.reward)
+  for p, group in enumerate(GROUPS)
+  for rollout in group
+]
+IDLE = {'grad_norm': 1.0}  # An update without rows.
 
 
 def update(part, **sums):
@@ -44,136 +25,120 @@ def update(part, **sums):
     'log_ratio': -2.0, 'max_ratio': 3.0, 'loss': -0.5,
     'log_ratio_counts': counts(0, 20, 20, 40), **sums,
   }  # fmt: skip
-  return {f'{part}/{name}': np.float32(v) for name, v in sums.items()}
+  sums = {f'{part}/{name}': np.float32(v) for name, v in sums.items()}
+  return {**sums, **IDLE}
 
 
 def counts(*bins):
-  """Tokens in these bins of their log-ratio."""
+  """A histogram of tokens whose log ratios are in these bins."""
   return np.bincount(bins, minlength=41).astype(np.float32)
 
 
-def of_round(updates, **given):
-  fields = {
-    'rollouts': 4,
-    'exchanged': {},
-    'exchange_seconds': {},
-    'verified': {},
-    'seconds': 1.0,
-    **given,
-  }
-  taken = fields.pop('lesson', lesson())
-  return statistics.of_round(GROUPS, taken, updates, **fields)
+def row(*updates, context=None, own=OWN) -> workdir.Row:
+  context = context or examples.context(groups=GROUPS)
+  batch = rows_lib.Batch(own=own, order=(0, 1))
+  return statistics.row('a', 3, GROUPS, context, batch, updates)
 
 
 def test_means_over_the_round():
-  updates = [{'grad_norm': 1.0}, {'grad_norm': 2.0}]
-  row = of_round(updates, seconds=2.0)
-  assert row['reward'] == 0.25
-  assert row['accuracy'] == 0.25
-  assert row['response_length'] == (5 + 5 + 4 + 4) / 4
-  assert row['stopped'] == 0.5
-  assert row['all_fail_groups'] == 0.5
-  assert row['zero_signal_groups'] == 0.5
-  assert row['rollouts'] == 4
+  found = row({'grad_norm': 1.0}, {'grad_norm': 2.0})
+  assert (found.round, found.policy) == (3, 'a')
+  assert found.reward == 0.25
+  assert found.accuracy == 0.25
+  assert found.response_length == (5 + 5 + 4 + 4) / 4
+  assert found.stopped == 0.5
+  assert found.all_fail_groups == 0.5
+  assert found.zero_signal_groups == 0.5
+  assert found.rollouts == 4
   # The log-probabilities of n tokens are -1/8 ... -n/8.
-  assert row['entropy'] == pytest.approx((15 + 15 + 10 + 10) / 18 / 8)
-  assert row['rescue_rate'] == 0.5
-  assert row['rows_with_signal'] == 0.25
-  assert row['grad_norm'] == 1.5
-  assert (row['peer_records'], row['peer_rows']) == (5, 0)
-  assert row['peer_rows_refused'] == 2
-  assert row['peer_records_unused'] == 1
-  assert row['timing'] == {'seconds': 2.0, 'tokens_per_second': 9.0}
-  assert 'own' not in row
-  assert 'exchange' not in row
+  assert found.entropy == pytest.approx((15 + 15 + 10 + 10) / 18 / 8)
+  assert found.rows_with_signal == 0.25
+  assert found.grad_norm == 1.5
+  assert found.own == found.peer == found.mismatch == workdir.Ratios()
 
 
-def test_what_the_exchange_did_is_part_of_the_round():
-  exchanged = {'b': {'rollout': {'published': 3, 'used': 3}}}
-  row = of_round(
-    [{'grad_norm': 1.0}],
-    exchanged=exchanged,
-    exchange_seconds={'exchange': 0.5, 'waited/b': 0.25},
+def test_refills_count_as_rollouts_only():
+  refilled = [*GROUPS, examples.group([1.0, 1.0], prompt='p2')]
+  found = row(IDLE, context=examples.context(groups=refilled))
+  assert (found.rollouts, found.reward) == (6, 0.25)
+
+
+def test_peers_records_and_what_befell_them():
+  stats = [
+    examples.stats([1.0, 0.0], policy='b', prompt=prompt)
+    for prompt in ('p0', 'p1', 'elsewhere')
+  ]
+  context = examples.context(groups=GROUPS, received=stats)
+  residual = context.log.residual('b')
+  residual.add(
+    transfer.Residual(
+      rollouts=3,
+      refused={'empty': 1, 'too_long': 1},
+      sender_tokens=7,
+      receiver_tokens=8,
+      chunks={'1:1': 5, '1:n': 1},
+    )
   )
-  assert row['exchange'] == exchanged
-  assert row['timing']['exchange'] == 0.5
-  assert row['timing']['waited/b'] == 0.25
-
-
-def test_what_thl_could_not_carry_is_part_of_the_round():
-  row = of_round([{'grad_norm': 1.0}])
-  residual = row['residuals']['b']
-  assert residual['refused'] == {'empty': 1, 'too_long': 1}
-  assert residual['segmentation_error'] == 1 - 6 / 8
-  nothing = dataclasses.replace(lesson(), residuals={})
-  assert 'residuals' not in of_round([{'grad_norm': 1.0}], lesson=nothing)
-
-
-def test_what_the_verifier_counts_is_there_if_it_counts():
-  updates = [{'grad_norm': 1.0}]
-  assert 'verified' not in of_round(updates)
-  assert of_round(updates, verified={'wrong': 3})['verified'] == {'wrong': 3}
+  context.log.refused.update(verdict=2, reward=0)
+  context.log.metrics['compatibility'] = 0.5
+  found = row(IDLE, context=context)
+  assert (found.peer_records, found.peer_records_unused) == (2, 1)
+  assert (found.peer_rows, found.peer_rows_refused) == (0, 2)
+  assert found.residuals == {'b': residual}
+  assert found.refused == {'verdict': 2}
+  assert found.method == {'compatibility': 0.5}
+  # Only the group of the second prompt failed as a whole, and b solved it.
+  assert found.rescue_rate == 1.0
+  assert found.rescued_by == {'b': 1.0}
 
 
 def test_ratios_are_means_over_the_tokens_of_all_updates():
-  updates = [
-    {**update('own'), 'grad_norm': 1.0},
-    {
-      **update('own', tokens=12.0, ratio=8.0),
-      **update('peer'),
-      'grad_norm': 1.0,
-    },
-  ]
-  row = of_round(updates)
-  assert row['own']['ratio'] == 1.0
-  assert row['own']['ratio_second_moment'] == 40 / 16
-  assert row['own']['clip_fraction'] == 2 / 16
-  assert row['own']['loss'] == -0.5
-  assert row['own']['max_ratio'] == 3.0
-  assert row['peer']['ess_fraction'] == pytest.approx(8**2 / (20 * 4))
-  histogram = row['own']['log_ratio_counts']
+  found = row(
+    update('own'), {**update('own', tokens=12.0, ratio=8.0), **update('peer')}
+  )
+  assert found.own.ratio == 1.0
+  assert found.own.ratio_second_moment == 40 / 16
+  assert found.own.clip_fraction == 2 / 16
+  assert found.own.loss == -0.5
+  assert found.own.max_ratio == 3.0
+  assert found.peer.ess_fraction == pytest.approx(8**2 / (20 * 4))
+  histogram = found.own.log_ratio_counts
   assert (histogram[0], histogram[20], histogram[40]) == (2, 4, 2)
   assert sum(histogram) == 8
-  assert sum(row['peer']['log_ratio_counts']) == 4
+  assert sum(found.peer.log_ratio_counts) == 4
 
 
-def test_ratios_that_all_vanished_are_not_a_division_by_zero():
-  updates = [{**update('peer', ratio=0.0, ratio_square=0.0), 'grad_norm': 1.0}]
-  row = of_round(updates)
-  assert row['peer']['ess_fraction'] == 0.0
+def test_ratios_that_all_vanish_are_no_division_by_zero():
+  found = row(update('peer', ratio=0.0, ratio_square=0.0))
+  assert found.peer.ess_fraction == 0.0
+
+
+def test_parts_without_ratios_have_the_other_means():
+  sums = {'peer/tokens': 4.0, 'peer/logp': -2.0, 'peer/loss': 0.1}
+  assert row({**sums, **IDLE}).peer == workdir.Ratios(loss=0.1, logp=-0.5)
 
 
 def test_the_first_update_tells_how_sampler_and_trainer_differ():
-  updates = [
-    {**update('own'), 'grad_norm': 1.0},
-    {**update('own', log_ratio=9.0, max_ratio=9.0), 'grad_norm': 1.0},
-  ]
-  assert of_round(updates)['mismatch'] == {
-    'kl': 0.5,
-    'max_ratio': 3.0,
-    'ess_fraction': pytest.approx(8**2 / (20 * 4)),
-  }
-  assert 'mismatch' not in of_round([{'grad_norm': 1.0}])
+  found = row(update('own'), update('own', log_ratio=9.0, max_ratio=9.0))
+  assert found.mismatch == workdir.Ratios(
+    kl=0.5, max_ratio=3.0, ess_fraction=pytest.approx(8**2 / (20 * 4))
+  )
 
 
-def test_where_ratios_are_of_responses_the_mismatch_is_of_tokens():
+def test_the_mismatch_is_of_tokens_where_ratios_are_of_responses():
   tokens = {'log_ratio_of_tokens': -4.0, 'max_ratio_of_tokens': 5.0,
             'ratio_of_tokens': 4.0, 'ratio_square_of_tokens': 5.0}  # fmt: skip
-  row = of_round([{**update('own', **tokens), 'grad_norm': 1.0}])
-  assert row['mismatch'] == {
-    'kl': 1.0,
-    'max_ratio': 5.0,
-    'ess_fraction': pytest.approx(16 / 20),
-  }
+  assert row(update('own', **tokens)).mismatch == workdir.Ratios(
+    kl=1.0, max_ratio=5.0, ess_fraction=pytest.approx(16 / 20)
+  )
 
 
-def test_a_round_without_own_rows_has_numbers_all_the_same():
-  empty = dataclasses.replace(lesson(), own=[])
-  row = of_round([{'grad_norm': 0.0}], lesson=empty)
-  assert row['rows_with_signal'] == 0.0
+def test_a_correction_of_own_rows_reports_the_mismatch_itself():
+  context = examples.context(groups=GROUPS)
+  context.log.mismatch = {'kl': 0.25}
+  found = row(update('own'), context=context)
+  assert found.mismatch == workdir.Ratios(kl=0.25)
 
 
-def test_parts_without_ratios_say_what_they_have():
-  sums = {'peer/tokens': 4.0, 'peer/logp': -2.0, 'peer/loss': 0.1}
-  row = of_round([{**sums, 'grad_norm': 1.0}])
-  assert row['peer'] == {'loss': 0.1, 'logp': -0.5}
+def test_a_round_without_own_rows_has_no_share_of_signal():
+  assert row(IDLE, own=[]).rows_with_signal == 0.0

@@ -7,7 +7,7 @@ from mrl_jax.training import stopwatch
 
 
 class Time:
-  """A clock, and one that only runs while something is verified."""
+  """A clock, and one that only runs during verification."""
 
   def __init__(self, monkeypatch):
     self.now = self.verified = 0.0
@@ -31,7 +31,7 @@ def watch(clock):
   return stopwatch.Stopwatch({'verification': lambda: clock.verified})
 
 
-def test_every_second_is_of_one_phase(clock, watch):
+def test_every_second_counts_for_one_phase(clock, watch):
   with watch('sampling'):
     clock.work(4)
     clock.verify(2)
@@ -46,7 +46,7 @@ def test_every_second_is_of_one_phase(clock, watch):
   }  # fmt: skip
 
 
-def test_a_lap_begins_anew(clock, watch):
+def test_every_lap_begins_at_zero(clock, watch):
   with watch('sampling'):
     clock.verify(1)
   watch.lap()
@@ -54,7 +54,7 @@ def test_a_lap_begins_anew(clock, watch):
   assert watch.lap() == {'verification': 2, 'other': 0}
 
 
-def test_what_fails_took_time_as_well(clock, watch):
+def test_the_time_of_a_phase_that_fails_is_counted(clock, watch):
   with contextlib.suppress(RuntimeError), watch('sampling'):
     clock.work(1)
     raise RuntimeError

@@ -1,4 +1,4 @@
-"""One GRPO update beside the same in torch, on a model of `transformers`."""
+"""The gradient of GRPO beside that of torch, on a model of `transformers`."""
 
 import os
 
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from mrl_jax import algorithms
+from mrl_jax import parameters
 from mrl_jax.models import decoder
-from mrl_jax.models import hf_names
-from mrl_jax.models import modules
+from mrl_jax.update import objectives
 from mrl_jax.update import update
+from tests import decoders
 from tests import examples
 from tests import parity
 from tests.models import test_parity
@@ -18,13 +19,13 @@ from tests.models import test_parity
 CLIP_LOW, CLIP_HIGH, KL_WEIGHT, LENGTH = 0.2, 0.28, 0.04, 5
 
 
-def rows() -> update.Rows:
-  """Rows with padding on both sides; tokens that are sure, and that are not."""
+def rows() -> objectives.PackedRows:
+  """Rows with padding on both sides, and with ratios inside and outside the clip."""
   rng = np.random.default_rng(0)
   valid_BS = np.ones((4, 12), bool)
   valid_BS[1, :3] = valid_BS[2, -2:] = valid_BS[3, :1] = False
   valid_BT = valid_BS[:, -LENGTH:]
-  return update.Rows(
+  return objectives.PackedRows(
     tokens_BS=rng.integers(3, 61, (4, 12)).astype(np.int32),
     valid_BS=valid_BS,
     old_logp_BT=-rng.uniform(3.0, 5.5, (4, LENGTH)).astype(np.float32),
@@ -38,7 +39,11 @@ def rows() -> update.Rows:
 
 
 def grpo_in_torch(model, rows):
-  """The loss of TRL's GRPOTrainer with loss_type='dapo', by its formulas."""
+  """The loss of TRL's GRPOTrainer with loss_type='dapo', by its formulas.
+
+  Leaves the gradients at the parameters; returns the loss, and the share of
+  tokens whose ratio is outside the clipping range.
+  """
   import torch
 
   tokens, old, reference, advantage = map(
@@ -61,40 +66,35 @@ def grpo_in_torch(model, rows):
   mask = valid[:, -LENGTH:]
   loss = ((loss + KL_WEIGHT * kl) * mask).sum() / mask.sum()
   loss.backward()
-  shares = [((ratio < 1 - CLIP_LOW) | (ratio > 1 + CLIP_HIGH)).float().mean()]
-  return loss.item(), float(shares[0])
+  clipped = (ratio < 1 - CLIP_LOW) | (ratio > 1 + CLIP_HIGH)
+  return loss.item(), clipped.float().mean().item()
 
 
 @pytest.mark.slow
-def test_loss_and_gradient_are_those_of_torch(tmp_path):
+def test_the_loss_and_its_gradient_are_those_of_torch(tmp_path):
   pytest.importorskip('torch', reason="pip install -e '.[parity]'")
   folder = os.fspath(tmp_path)
   theirs = parity.write('qwen3', folder)
   expected, clipped = grpo_in_torch(theirs, rows())
   assert 0.1 < clipped < 0.9
 
-  method = examples.run_config(
-    **{
-      'method.clip_low': CLIP_LOW,
-      'method.clip_high': CLIP_HIGH,
-      'method.dual_clip': 0.0,
-      'method.kl_weight': KL_WEIGHT,
-    }
-  ).method
+  settings = examples.settings(
+    clip_low=CLIP_LOW, clip_high=CLIP_HIGH, dual_clip=0.0, kl_weight=KL_WEIGHT
+  )
   model, params = test_parity.read(folder)
   gradient = update.build_gradient(
     model,
-    test_parity.mesh(1, 1, 1),
-    algorithms.build(method).objectives['own'],
+    decoders.mesh(1, 1, 1),
+    algorithms.build(settings).objectives['own'],
     logit_chunk=8,
   )
   stacked = jax.tree.map(lambda x: x.reshape(2, 2, -1), rows())
   grads, statistics = gradient(params, decoder.NO_PARAMS, stacked)
   assert float(statistics['loss']) == pytest.approx(expected, abs=1e-5)
-  tensors, sizes = hf_names.tensors(model), modules.axis_sizes(model)
+  tensors = parameters.tensors(model)
   reference = dict(theirs.named_parameters())
   for path, grad in grads.flat_state():
     tensor = tensors['.'.join(map(str, path))]
-    found = tensor.to_theirs(np.asarray(grad.get_value()), sizes)
+    found = tensor.to_theirs(np.asarray(grad.get_value()))
     exact = reference[tensor.name].grad.numpy()
     assert np.abs(found - exact).max() < 1e-4 * np.abs(exact).max(), path

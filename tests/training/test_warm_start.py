@@ -3,7 +3,6 @@ import itertools
 import types
 
 import numpy as np
-import pytest
 
 from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
@@ -20,7 +19,7 @@ PROMPTS = [
 ]
 
 
-def shown(families, count=4000, seed=0, **changes):
+def draw(families, count=4000, seed=0, **changes):
   config = examples.run_config(
     **{f'warm_start.{key}': value for key, value in changes.items()}
   ).warm_start
@@ -28,45 +27,44 @@ def shown(families, count=4000, seed=0, **changes):
   return list(itertools.islice(stream, count))
 
 
-def test_surfaces_are_even_and_families_as_often_as_listed():
-  some = shown(('formula/add', 'formula/add', 'formula/max', 'words/add'))
-  count = collections.Counter(prompt.family for prompt, _ in some)
+def test_surfaces_are_even_and_families_are_as_frequent_as_listed():
+  families = ('formula/add', 'formula/add', 'formula/max', 'words/add')
+  count = collections.Counter(prompt.family for prompt, _ in draw(families))
   assert abs(count['words/add'] / 4000 - 1 / 2) < 0.05
   assert abs(count['formula/add'] / 4000 - 1 / 3) < 0.05
   assert abs(count['formula/max'] / 4000 - 1 / 6) < 0.05
 
 
-def test_a_family_that_is_not_listed_is_not_shown():
-  some = shown(('formula/max',), 200)
-  assert {prompt.family for prompt, _ in some} == {'formula/max'}
+def test_families_that_are_not_listed_are_not_drawn():
+  drawn = draw(('formula/max',), 200)
+  assert {prompt.family for prompt, _ in drawn} == {'formula/max'}
 
 
 def test_a_share_of_solutions_has_the_rejected_marker():
   solutions = collections.Counter(
-    solution for _, solution in shown(('formula/max',), rejected_share=0.25)
+    solution for _, solution in draw(('formula/max',), rejected_share=0.25)
   )
   assert set(solutions) == {'= 1 = 2', ': 1 : 2'}
   assert abs(solutions[': 1 : 2'] / 4000 - 0.25) < 0.05
 
 
-def test_the_seed_sets_what_is_shown():
+def test_the_seed_decides_which_demonstrations_are_drawn():
   families = ('formula/add', 'words/add')
-  assert (
-    shown(families, 50) == shown(families, 50) != shown(families, 50, seed=1)
+  assert draw(families, 50) == draw(families, 50) != draw(families, 50, seed=1)
+
+
+def test_a_step_trains_on_prompts_solutions_and_their_ends(monkeypatch):
+  worker, steps = workers.worker(), []
+  monkeypatch.setattr(
+    warm_start.update,
+    'build',
+    lambda *_: (
+      lambda state, parts, frozen: (
+        state,
+        {'own/loss': steps.append(parts)},
+      )
+    ),
   )
-
-
-def test_a_step_shows_prompts_with_their_own_solutions_and_an_end(monkeypatch):
-  worker, shown = workers.worker(), []
-
-  def build(*args):
-    del args
-    return lambda state, parts, frozen: (
-      state,
-      {'own/loss': shown.append(parts)},
-    )
-
-  monkeypatch.setattr(warm_start.update, 'build', build)
   prompts = [
     records.Prompt(
       id=f'p{i}', text=f'max {i}', answer='', family='max', solution=f'= {i}'
@@ -78,43 +76,44 @@ def test_a_step_shows_prompts_with_their_own_solutions_and_an_end(monkeypatch):
   )
   with config.unlocked():
     config.policies.a = {'warm_start_families': ('max',)}
-  warm_start.Student(worker, prompts, config).step()
-  rows = shown[0]['own']
+  policy = worker.policy._replace(examples=prompts)
+  monkeypatch.setattr(worker, 'policy', policy)
+  warm_start.Trainer(worker, config).step()
+  rows, tokenizer = steps[0]['own'], worker.policy.tokenizer
   assert rows.tokens_BS.shape[:2] == (1, 8)
   texts = set()
   for ids_S, valid_S in zip(rows.tokens_BS[0], rows.valid_BS[0], strict=True):
     ids = ids_S[valid_S]
-    assert ids[-1] == worker.tokenizer.eos_id
-    texts.add(worker.tokenizer.decode(ids))
+    assert ids[-1] == tokenizer.eos_id
+    texts.add(tokenizer.decode(ids))
   assert texts == {f'max {i}\n= {i}'.encode() for i in range(3)}
   np.testing.assert_allclose(rows.weight_BT.sum(), 1.0, rtol=1e-6)
   np.testing.assert_array_equal(rows.advantage_B1, 1.0)
 
 
-@pytest.mark.parametrize(
-  'changes',
-  [
-    {'seed': 1},
-    {'reward.marker': '#'},
-    {'warm_start.steps': 21},
-    {'policies.llama.template': '{prompt} '},
-  ],
-)
-def test_a_cached_warm_start_is_of_the_same_config(changes):
-  worker = types.SimpleNamespace(
-    name='llama',
-    tokenizer=workers.worker().tokenizer,
-    template=workers.worker().template,
-    packer=workers.worker().packer,
-    mesh=workers.worker().mesh,
-  )
-  same, other = (
-    warm_start.cache_name(worker, PROMPTS, examples.run_config(**c))
-    for c in ({}, changes)
-  )
-  fewer = warm_start.cache_name(worker, PROMPTS[1:], examples.run_config())
-  again = warm_start.cache_name(worker, PROMPTS, examples.run_config())
-  worker.template = prompts_lib.plain('Q {prompt}')
-  around = warm_start.cache_name(worker, PROMPTS, examples.run_config())
-  assert same == again
-  assert len({same, other, fewer, around}) == 4
+def test_a_cached_warm_start_is_reused_only_where_it_would_be_the_same():
+  worker = workers.worker()
+
+  def name(inputs=(), **changes):
+    llama = types.SimpleNamespace(
+      name='llama',
+      policy=worker.policy._replace(**dict(inputs)),
+      packer=worker.packer,
+      spec=worker.spec,
+    )
+    return warm_start.cache_name(llama, examples.run_config(**changes))
+
+  # Nothing is exchanged during a warm start.
+  assert name() == name(**{'policies.llama.listens_to': ()})
+  others = [
+    name(**change)
+    for change in (
+      {'seed': 1},
+      {'reward.marker': '#'},
+      {'warm_start.steps': 21},
+      {'policies.llama.template': '{prompt} '},
+    )
+  ]
+  others.append(name({'examples': PROMPTS}))
+  others.append(name({'template': prompts_lib.plain('Q {prompt}')}))
+  assert len({name(), *others}) == 1 + len(others)

@@ -1,264 +1,233 @@
 import jax
-import msgspec
 import numpy as np
 import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
-from mrl_jax.rewards import functions
-from mrl_jax.sharing import carry
-from mrl_jax.sharing import lesson as lesson_lib
+from mrl_jax.rewards import judge as judge_lib
+from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.thl import byte_tokenizer
-from mrl_jax.thl import transfer
 from mrl_jax.training import worker as worker_lib
 from tests import examples
 from tests import vocabularies
 from tests import workers
 
+# Three prompts, on four devices: whatever number of them is sampled at a time
+# is filled up to four, and one program is compiled for all tests.
 PROMPTS = [
-  records.Prompt(id=f'p{i}', text='sort 7 0 2'[: 4 + i], answer='0')
-  for i in range(5)
+  records.Prompt(id=f'p{i}', text=text, answer=f'gold {i}')
+  for i, text in enumerate(('sort', 'max 1', 'a'))
 ]
+SAMPLES = 3
 
 
-class Judge(functions.Judge):
-  """Odd lengths are right."""
-
-  def judge_all(self, completions):
-    return [
-      (1.0, 'correct') if len(payload) % 2 else (0.0, 'wrong')
-      for payload, _, _ in completions
-    ]
-
-
-judge = Judge(verifier=None, weights={})
-
-
-def sample(prompts=PROMPTS, key=0):
-  sampling = workers.worker().start_sampling(
-    prompts, 3, jax.random.key(key), 1.0
-  )
-  return workers.worker().finish_sampling(sampling, judge, run='run', round=7)
-
-
-def learner(prompts=PROMPTS):
-  return workers.worker().learner(
-    prompts,
-    judge,
-    transfer.Limits(max_tokens=6),
-    rng=np.random.default_rng(0),
-    ratios={},
+def start(prompts=PROMPTS, key=0):
+  return workers.worker().start_sampling(
+    prompts, SAMPLES, jax.random.key(key), 1.0
   )
 
 
-def test_rollouts_are_sound_and_say_where_they_come_from():
-  groups = sample()
-  assert [len(group) for group in groups] == [3] * 5
+def finish(sampling):
+  return workers.worker().finish_sampling(sampling, run='run', round=7)
+
+
+def sample(prompts=PROMPTS):
+  return finish(start(prompts))
+
+
+def sample_edited(edit):
+  """The first group, once `edit` has changed the samples of the device."""
+  sampling = start()
+  samples = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
+  edit(samples)
+  return finish(sampling._replace(parts=[samples]))[0]
+
+
+@pytest.fixture
+def change(monkeypatch):
+  """Changes attributes of the worker, or of its inputs, during a test."""
+  worker = workers.worker()
+
+  def change(**changes):
+    for name, value in changes.items():
+      if name in worker.policy._fields:
+        name, value = 'policy', worker.policy._replace(**{name: value})
+      monkeypatch.setattr(worker, name, value)
+
+  return change
+
+
+def test_rollouts_are_sound_and_name_their_source():
+  groups, tokenizer = sample(), workers.worker().policy.tokenizer
+  assert [len(group) for group in groups] == [SAMPLES] * len(PROMPTS)
   for prompt, group in zip(PROMPTS, groups, strict=True):
     for g, rollout in enumerate(group):
       header = rollout.header
       assert records.fault(rollout) is None
       assert (header.prompt, header.sample, header.round) == (prompt.id, g, 7)
       assert (header.policy, header.run) == ('a', 'run')
-      assert header.tokenizer == workers.worker().tokenizer.fingerprint
-      assert workers.worker().tokenizer.decode(rollout.ids) == rollout.payload
-      assert rollout.reward == len(rollout.payload) % 2
-      stopped = rollout.ids[-1] == workers.worker().tokenizer.eos_id
+      assert header.tokenizer == tokenizer.fingerprint
+      assert tokenizer.decode(rollout.ids) == rollout.payload
+      text = rollout.payload.decode(errors='replace')
+      assert rollout.reward == len(text) % 2
+      assert rollout.mask.all()
+      stopped = rollout.ids[-1] == tokenizer.eos_id
       assert (rollout.finish == 'stop') == stopped
 
 
-def test_any_stop_token_ends_a_rollout(monkeypatch):
-  worker, over, built = workers.worker(), 0, []
-  sample(PROMPTS[:1])
-  compiled = worker._samplers[3, False]
-  eos = worker.tokenizer.eos_id
-  backend = vocabularies.copy(worker.tokenizer)
+def test_rollouts_carry_the_advantage_in_their_own_group():
+  signs = set()
+  for group in sample():
+    rewards = np.array([rollout.reward for rollout in group])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    for rollout, advantage in zip(group, expected, strict=True):
+      assert rollout.advantage == pytest.approx(advantage, abs=1e-6)
+      signs.add(np.sign(rollout.advantage))
+  assert {-1, 1} <= signs
+
+
+def test_every_stop_token_ends_a_rollout(change, monkeypatch):
+  worker, other, built = workers.worker(), 0, []
+  start()
+  compiled = worker._samplers[SAMPLES, False]
+  eos = worker.policy.tokenizer.eos_id
   tokenizer = byte_tokenizer.ByteTokenizer(
-    backend, eos_id=eos, stop_ids=(over,)
+    vocabularies.copy(worker.policy.tokenizer), eos_id=eos, stop_ids=(other,)
   )
-  monkeypatch.setattr(worker, 'tokenizer', tokenizer)
+  change(tokenizer=tokenizer)
   monkeypatch.setattr(worker, '_samplers', {})
   monkeypatch.setattr(
     worker_lib.sampler,
     'build',
     lambda *_, stop_ids, **__: built.append(stop_ids) or compiled,
   )
-  sampling = worker.start_sampling(PROMPTS[:1], 3, jax.random.key(0), 1.0)
-  assert built == [(eos, over)]
-  samples = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
-  samples.tokens_BT[0, :3] = 40, 41, over
-  samples.length_B[0], samples.stopped_B[0] = 3, True
-  (group,) = worker.finish_sampling(
-    sampling._replace(parts=[samples]), judge, run='run', round=0
-  )
-  assert records.fault(group[0]) is None
-  assert (group[0].finish, group[0].ids[-1]) == ('stop', over)
-  assert group[0].payload == tokenizer.decode([40, 41])
+
+  def stop_at_the_other(samples):
+    samples.tokens_BT[0, :3] = 40, 41, other
+    samples.length_B[0], samples.stopped_B[0] = 3, True
+
+  rollout, *_ = sample_edited(stop_at_the_other)
+  assert built == [(eos, other)]
+  assert records.fault(rollout) is None
+  assert (rollout.finish, rollout.ids[-1]) == ('stop', other)
+  assert rollout.payload == tokenizer.decode([40, 41])
 
 
-def test_rollouts_carry_the_advantage_in_their_own_group():
-  seen = set()
-  for group in sample():
-    rewards = np.array([rollout.reward for rollout in group])
-    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-    for rollout, advantage in zip(group, expected, strict=True):
-      assert rollout.advantage == pytest.approx(advantage, abs=1e-6)
-      seen.add(np.sign(rollout.advantage))
-  assert {-1, 1} <= seen
+def test_an_empty_completion_is_a_sound_rollout():
+  def stop_at_once(samples):
+    samples.tokens_BT[0] = workers.worker().policy.tokenizer.eos_id
+    samples.length_B[0], samples.stopped_B[0] = 1, True
 
-
-def test_all_completions_are_judged_at_once(monkeypatch):
-  seen = []
-
-  def judge_all(completions):
-    seen.append(completions)
-    return [(float(i), 'wrong') for i, _ in enumerate(completions)]
-
-  monkeypatch.setattr(judge, 'judge_all', judge_all)
-  groups = sample(
-    [msgspec.structs.replace(p, answer=p.id) for p in PROMPTS[:2]]
-  )
-  (completions,) = seen
-  assert [(r.payload, r.finish) for g in groups for r in g] == [
-    (payload, finish) for payload, finish, _ in completions
-  ]
-  assert [gold for _, _, gold in completions] == ['p0'] * 3 + ['p1'] * 3
-  assert [[r.reward for r in g] for g in groups] == [[0, 1, 2], [3, 4, 5]]
+  rollout, *_ = sample_edited(stop_at_once)
+  assert (rollout.payload, rollout.finish) == (b'', 'stop')
+  assert records.fault(rollout) is None
 
 
 @pytest.mark.parametrize('mask_truncated', [True, False])
-def test_what_was_cut_off_may_be_masked(monkeypatch, mask_truncated):
-  monkeypatch.setattr(workers.worker(), '_mask_truncated', mask_truncated)
-  sampling = workers.worker().start_sampling(
-    PROMPTS[:1], 3, jax.random.key(0), 1.0
-  )
-  samples = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
-  samples.tokens_BT[0, 3] = workers.worker().tokenizer.eos_id
-  samples.length_B[:2], samples.stopped_B[:2] = (4, 6), (True, False)
-  (group,) = workers.worker().finish_sampling(
-    sampling._replace(parts=[samples]), judge, run='run', round=0
-  )
-  stopped, cut = group[:2]
+def test_a_response_that_was_cut_off_may_be_masked(change, mask_truncated):
+  def stop_one_and_cut_one(samples):
+    samples.tokens_BT[0, 3] = workers.worker().policy.tokenizer.eos_id
+    samples.length_B[:2], samples.stopped_B[:2] = (4, 6), (True, False)
+
+  change(mask_truncated=mask_truncated)
+  stopped, cut, _ = sample_edited(stop_one_and_cut_one)
   np.testing.assert_array_equal(stopped.mask, [True] * 4)
   np.testing.assert_array_equal(cut.mask, [not mask_truncated] * 6)
 
 
-def test_a_number_of_prompts_that_the_mesh_does_not_divide_is_filled_up():
-  for group, alone in zip(sample(PROMPTS[:3]), sample(PROMPTS), strict=False):
-    for rollout, expected in zip(group, alone, strict=True):
-      np.testing.assert_array_equal(rollout.ids, expected.ids)
+def test_all_completions_are_judged_in_one_call(change):
+  calls = []
 
+  def judge(completions):
+    calls.append(completions)
+    return [judge_lib.Judgement(float(i), 'wrong') for i in range(9)]
 
-def test_learning_changes_the_policy_and_its_version():
+  change(judge=judge)
   groups = sample()
-  method = algorithms.build(examples.run_config().method)
-  lesson = method.lesson(groups, [], learner())
-  version = groups[0][0].header.version
-  before = jax.device_get(workers.worker().state.params)
-  (statistics,) = workers.worker().update(PROMPTS, lesson)
-  assert np.isfinite(statistics['own/loss'])
-  assert sample()[0][0].header.version == version + 1
-  moved = [
-    np.abs(x - y).max()
-    for x, y in zip(
-      jax.tree.leaves(before),
-      jax.tree.leaves(jax.device_get(workers.worker().state.params)),
-      strict=True,
-    )
+  (completions,) = calls
+  rollouts = [rollout for group in groups for rollout in group]
+  for i, (rollout, completion) in enumerate(
+    zip(rollouts, completions, strict=True)
+  ):
+    prompt = PROMPTS[i // SAMPLES]
+    assert completion.text == rollout.payload.decode(errors='replace')
+    assert completion[1:] == (
+      rollout.finish, len(rollout.ids), prompt.text, prompt.answer, 'unparsable'
+    )  # fmt: skip
+    assert (rollout.reward, rollout.verdict) == (i, 'wrong')
+
+
+def test_a_learner_judges_peers_responses_by_itself(change):
+  completions = []
+  change(judge=lambda c: completions.extend(c) or workers.judge_by_length(c))
+  judgements = workers.worker().judge_responses(
+    PROMPTS, [(2, b'= 1', 'stop', 3), (0, b'a\xff', 'length', 4)]
+  )
+  assert judgements == [(1.0, 'correct'), (0.0, 'wrong')]
+  assert completions == [
+    ('= 1', 'stop', 3, 'a', 'gold 2', 'unparsable'),
+    ('a\ufffd', 'length', 4, 'sort', 'gold 0', 'unparsable'),
   ]
-  assert max(moved) > 0
 
 
-def test_a_peers_response_follows_the_prompt_as_the_learner_renders_it(
-  monkeypatch,
-):
-  seen = []
+def ids(groups):
+  return [rollout.ids.tolist() for group in groups for rollout in group]
+
+
+def test_rows_that_fill_up_the_mesh_change_no_completion():
+  assert ids(sample(PROMPTS[:2])) == ids(sample())[: 2 * SAMPLES]
+
+
+@pytest.mark.parametrize(('size', 'parts'), [(1, 3), (2, 2), (4, 1)])
+def test_sampling_in_parts_changes_no_completion(change, size, parts):
+  whole = sample()
+  change(sample_batch=size)
+  sampling = start()
+  assert len(sampling.parts) == parts
+  assert ids(finish(sampling)) == ids(whole)
+
+
+def test_scores_are_the_log_probabilities_of_the_sampler():
   worker = workers.worker()
-  template = prompts_lib.plain('Q {prompt}\n')
-  monkeypatch.setattr(worker, 'template', template)
-  monkeypatch.setattr(
-    worker,
-    '_update',
-    lambda state, parts, frozen: seen.append(parts) or (state, {}),
-  )
-  peer = examples.rollout(
-    b'= 9', encoder=examples.tokenizer('sentencepiece'), policy='b', prompt='p1'
-  )
-  _, carried = carry.rows([carry.Selected(1, peer, 1.0)], learner())
-  worker.update(
-    PROMPTS[:2],
-    lesson_lib.Lesson(
-      own=[], peer=carried.rows, order=[0, 1], residuals={}, metrics={},
-      peer_records=1, peer_records_unused=0,
-    ),
-  )  # fmt: skip
-  part = seen[0]['peer']
-  ids = part.tokens_BS[0, 0][part.valid_BS[0, 0]]
-  assert worker.tokenizer.decode(ids) == b'Q sort \n= 9'
-  assert ids[-1] == worker.tokenizer.eos_id
-
-
-def test_an_empty_completion_is_a_legal_rollout():
-  eos = workers.worker().tokenizer.eos_id
-  sampling = workers.worker().start_sampling(
-    PROMPTS[:1], 3, jax.random.key(0), 1.0
-  )
-  empty = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
-  empty.tokens_BT[0], empty.length_B[0], empty.stopped_B[0] = 0, 1, True
-  empty.tokens_BT[0, 0] = eos
-  (group,) = workers.worker().finish_sampling(
-    sampling._replace(parts=[empty]), judge, run='run', round=0
-  )
-  assert (group[0].payload, group[0].reward) == (b'', 0.0)
-  assert records.fault(group[0]) is None
-
-
-def test_scores_are_what_the_sampler_gave_at_temperature_one():
   rows = [
-    lesson_lib.own_row(p, rollout, 1.0)
+    rows_lib.own_row(p, rollout, 1.0)
     for p, group in enumerate(sample())
     for rollout in group
   ]
-  for row, logp in zip(rows, learner().score(rows), strict=True):
+  scores = worker.score(PROMPTS, rows)
+  for row, logp in zip(rows, scores, strict=True):
     np.testing.assert_allclose(logp, row.old_logp, atol=1e-5)
-  assert learner().score([]) == []
+  assert worker.score(PROMPTS, []) == []
 
 
-def test_a_learner_verifies_with_its_own_judge():
-  assert learner().verify(0, b'odd')
-  assert not learner().verify(0, b'even')
-  lied = examples.rollout(b'even', reward=1.0)
-  assert learner().judge(0, lied) == (0.0, 'wrong')
+def test_an_update_changes_the_policy_and_its_version():
+  worker, groups = workers.worker(), sample()
+  batch = algorithms.build(examples.settings()).batch(
+    examples.context(worker.policy.tokenizer, groups)
+  )
+  before = jax.device_get(worker.state.params)
+  (statistics,) = worker.update(PROMPTS, batch)
+  assert np.isfinite(statistics['own/loss'])
+  assert sample()[0][0].header.version == groups[0][0].header.version + 1
+  after = jax.device_get(worker.state.params)
+  pairs = zip(*map(jax.tree.leaves, (before, after)), strict=True)
+  assert any((x != y).any() for x, y in pairs)
 
 
-def test_long_completions_are_punished_where_asked(monkeypatch):
-  monkeypatch.setattr(workers.worker(), '_overlong_tokens', 2)
-  for group in sample():
-    for rollout in group:
-      expected = len(rollout.payload) % 2 - max(len(rollout.ids) - 4, 0) / 2
-      assert rollout.reward == expected
-      assert learner().judge(0, rollout) == (expected, rollout.verdict)
-
-
-@pytest.mark.parametrize('batch', [1, 2, 4])
-def test_parts_do_not_change_the_completions(monkeypatch, batch):
-  worker = workers.worker()
-  prompts = [
-    records.Prompt(id=f'p{i}', text=text, answer='')
-    for i, text in enumerate(('a', 'sort', 'max 1'))
-  ]
-
-  def sampled():
-    sampling = worker.start_sampling(prompts, 3, jax.random.key(5), 1.0)
-    groups = worker.finish_sampling(sampling, judge, run='run', round=0)
-    return len(sampling.parts), [
-      (r.header.prompt, r.ids.tolist()) for group in groups for r in group
-    ]
-
-  parts, whole = sampled()
-  assert parts == 1
-  monkeypatch.setattr(worker, '_sample_batch', batch)
-  parts, cut = sampled()
-  assert parts == {1: 3, 2: 2, 4: 1}[batch]
-  assert cut == whole
+def test_a_peers_response_follows_the_prompt_in_the_learners_template(
+  change, monkeypatch
+):
+  worker, updates = workers.worker(), []
+  tokenizer = worker.policy.tokenizer
+  change(template=prompts_lib.plain('Q {prompt}\n'))
+  monkeypatch.setattr(
+    worker,
+    '_update',
+    lambda state, parts, frozen: updates.append(parts) or (state, {}),
+  )
+  row = rows_lib.demonstration(1, np.append(tokenizer.encode(b'= 9'), 1))
+  worker.update(PROMPTS[:2], rows_lib.Batch(peer=[row], order=[0, 1]))
+  packed = updates[0]['peer']
+  ids = packed.tokens_BS[0, 0][packed.valid_BS[0, 0]]
+  assert tokenizer.decode(ids) == b'Q max 1\n= 9'

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import base
-from mrl_jax.training import metrics
+from mrl_jax import config as config_lib
+from mrl_jax.models import logps
 from mrl_jax.update import objectives
-from mrl_jax.update import update
 
 # Two rows of three tokens; the last token of the second is padding.
 LEARNER = jnp.log(jnp.array([[0.5, 0.4, 0.25], [0.5, 0.9, 1.0]]))
 SAMPLED = jnp.log(jnp.array([[0.25, 0.5, 0.5], [1.0, 0.5, 1.0]]))
-ROWS = update.Rows(
+ROWS = objectives.PackedRows(
   tokens_BS=jnp.zeros((2, 4), jnp.int32),
   valid_BS=jnp.ones((2, 4), bool),
   old_logp_BT=SAMPLED,
@@ -33,8 +33,12 @@ def settings(**changes):
   return method
 
 
+def evaluate(objective, rows=ROWS, entropy_BT=None):
+  return objective.function(logps.Scores(LEARNER, entropy_BT), rows)
+
+
 def check(objective, expected_BT, expected_sums):
-  objective_BT, sums = objective(LEARNER, ROWS)
+  objective_BT, sums = evaluate(objective)
   mask_BT = ROWS.weight_BT > 0
   np.testing.assert_allclose(objective_BT * mask_BT, expected_BT, rtol=1e-6)
   assert sums.keys() == expected_sums.keys()
@@ -44,7 +48,7 @@ def check(objective, expected_BT, expected_sums):
 
 def counts(*ratios):
   """How many logs of ratios are between which edges."""
-  edges = [-np.inf, *metrics.LOG_RATIO_EDGES, np.inf]
+  edges = [-np.inf, *config_lib.LOG_RATIO_EDGES, np.inf]
   return np.histogram(np.log(ratios), edges)[0]
 
 
@@ -84,16 +88,14 @@ def test_peer_rows_have_ratios_by_chunk_and_truncated():
 
 
 def test_the_dual_clip_is_a_setting():
-  objective_BT, _ = objectives.own(settings(dual_clip=1.2), 'token')(
-    LEARNER, ROWS
-  )
+  objective = objectives.own(settings(dual_clip=1.2), 'token')
+  objective_BT, _ = evaluate(objective)
   np.testing.assert_allclose(objective_BT[1, 1], -1.2, rtol=1e-6)
 
 
-def test_supervised_rows_are_as_likely_as_they_are():
-  np.testing.assert_array_equal(
-    objectives.log_likelihood(LEARNER, ROWS)[0], LEARNER
-  )
+def test_supervised_training_maximises_the_log_likelihood():
+  objective_BT, _ = evaluate(objectives.LOG_LIKELIHOOD)
+  np.testing.assert_array_equal(objective_BT, LEARNER)
 
 
 # The ratios of whole responses: (2 * .8 * .5)^(1/3) and (.5 * 1.8)^(1/2).
@@ -129,26 +131,39 @@ def test_a_token_without_weight_is_still_in_its_responses_ratio():
     objectives.stepwise(settings()),
   ):
     np.testing.assert_array_equal(
-      objective(LEARNER, rows)[0], objective(LEARNER, ROWS)[0]
+      evaluate(objective, rows)[0], evaluate(objective)[0]
     )
 
 
 def test_hacpos_ratios_are_bounded():
   far = dataclasses.replace(ROWS, old_logp_BT=ROWS.old_logp_BT - 100)
   off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
-  objective_BT, _ = objectives.stepwise(off)(LEARNER, far)
+  objective_BT, _ = evaluate(objectives.stepwise(off), far)
   np.testing.assert_allclose(objective_BT[0], 2 * np.exp(10), rtol=1e-5)
 
 
 def test_the_penalty_keeps_own_rows_near_the_reference():
   # k1 is the log-ratio of each token.
   objective = objectives.own(settings(kl_weight=0.5, kl_form='k1'), 'token')
-  plain_BT, _ = objectives.own(settings(), 'token')(LEARNER, ROWS)
-  objective_BT, sums = objective(LEARNER, ROWS)
+  plain_BT, _ = evaluate(objectives.own(settings(), 'token'))
+  objective_BT, sums = evaluate(objective)
   np.testing.assert_allclose(
     plain_BT - objective_BT, 0.5 * (LEARNER - SAMPLED), rtol=1e-5, atol=1e-7
   )
   np.testing.assert_allclose(sums['kl'], np.log(0.8 * 0.9), rtol=1e-5)
+
+
+def test_entropy_is_a_bonus_of_own_rows_where_it_has_a_weight():
+  entropy_BT = jnp.arange(6.0).reshape(2, 3)
+  for ratio in ('token', 'sequence'):
+    plain = objectives.own(settings(), ratio)
+    bonus = objectives.own(settings(entropy_weight=0.25), ratio)
+    assert (plain.reads_entropy, bonus.reads_entropy) == (False, True)
+    np.testing.assert_allclose(
+      evaluate(bonus, entropy_BT=entropy_BT)[0],
+      evaluate(plain)[0] + 0.25 * entropy_BT,
+      rtol=1e-6,
+    )
 
 
 def test_stepwise_rows_have_bounds_that_rise_with_the_mini_batch():
@@ -156,12 +171,12 @@ def test_stepwise_rows_have_bounds_that_rise_with_the_mini_batch():
   # are .928 and .949, and alpha = 1 squares them.
   first, second = SEQUENCE
   hacpo = {'hacpo.delta': 0.2, 'hacpo.delta_step': 0.05, 'hacpo.alpha': 1.0}
-  objective_BT, sums = objectives.stepwise(settings(**hacpo))(LEARNER, ROWS)
+  objective_BT, sums = evaluate(objectives.stepwise(settings(**hacpo)))
   np.testing.assert_allclose(objective_BT[0], 2 * first**2, rtol=1e-6)
   np.testing.assert_allclose(objective_BT[1, :2], -(second**2), rtol=1e-6)
   assert sums['clipped'] == 0
   hacpo['hacpo.delta_step'] = 0.07  # Now .94.
-  objective_BT, sums = objectives.stepwise(settings(**hacpo))(LEARNER, ROWS)
+  objective_BT, sums = evaluate(objectives.stepwise(settings(**hacpo)))
   np.testing.assert_allclose(objective_BT[0], 2 * 0.94**2, rtol=1e-6)
   assert sums['clipped'] == 3
 
@@ -170,8 +185,8 @@ def test_without_its_mechanisms_hacpo_on_peers_is_an_unclipped_gspo():
   off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
   wide = settings(clip_low=1.0, clip_high=1e9, dual_clip=0.0)
   found, expected = (
-    objectives.stepwise(off)(LEARNER, ROWS),
-    objectives.own(wide, 'sequence')(LEARNER, ROWS),
+    evaluate(objectives.stepwise(off)),
+    evaluate(objectives.own(wide, 'sequence')),
   )
   np.testing.assert_array_equal(found[0], expected[0])
   for name, value in found[1].items():
@@ -180,8 +195,8 @@ def test_without_its_mechanisms_hacpo_on_peers_is_an_unclipped_gspo():
 
 def test_grafted_rows_are_as_own_ones_by_token():
   for x, y in zip(
-    objectives.grafted(settings())(LEARNER, ROWS),
-    objectives.own(settings(), 'token')(LEARNER, ROWS),
+    evaluate(objectives.grafted(settings())),
+    evaluate(objectives.own(settings(), 'token')),
     strict=True,
   ):
     jax.tree.map(np.testing.assert_array_equal, x, y)
@@ -190,7 +205,7 @@ def test_grafted_rows_are_as_own_ones_by_token():
 def test_ratios_that_are_far_off_are_in_the_outermost_bins():
   far = jnp.array([[100.0, -100.0, 0.0], [0.0, 0.0, 0.0]])
   rows = dataclasses.replace(ROWS, old_logp_BT=LEARNER - far)
-  _, sums = objectives.own(settings(), 'token')(LEARNER, rows)
+  _, sums = evaluate(objectives.own(settings(), 'token'), rows)
   expected = np.zeros(41)
   expected[[0, 20, 40]] = 1, 3, 1
   np.testing.assert_array_equal(sums['log_ratio_counts'], expected)
@@ -203,6 +218,6 @@ def test_luffy_and_sgt_read_the_learners_probabilities_only():
     [[2 * 5 / 6, 2 * 4 / 5, 2 * 0.25 / 0.35], [-5 / 6, -0.9, 0.0]],
     {'tokens': 5},
   )
-  logp_BT, sums = objectives.nll(settings())(LEARNER, ROWS)
+  logp_BT, sums = evaluate(objectives.nll(settings()))
   np.testing.assert_array_equal(logp_BT, LEARNER)
   np.testing.assert_allclose(sums['logp'], np.log(0.05 * 0.45), rtol=1e-6)

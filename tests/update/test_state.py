@@ -1,3 +1,5 @@
+import functools
+
 from flax import nnx
 import jax
 from jax.sharding import Mesh
@@ -16,10 +18,16 @@ def mesh(first):
   return Mesh(devices, config.MESH_AXES)
 
 
+def spec(mesh):
+  return state_lib.StateSpec(
+    model=MODEL, mesh=mesh, optimizer=optax.adamw(1e-3)
+  )
+
+
+@functools.cache
 def fresh(first):
-  optimizer = optax.adamw(1e-3)
-  params = state_lib.init_params(MODEL, mesh(first), jax.random.key(0))
-  return state_lib.fresh(params, MODEL, optimizer, mesh(first))
+  made = spec(mesh(first))
+  return made.fresh(made.random_params(jax.random.key(0)))
 
 
 def test_two_policies_live_on_disjoint_devices():
@@ -44,8 +52,14 @@ def test_nothing_that_the_table_shards_is_replicated():
 
 def test_where_parameters_live_does_not_change_them():
   one = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), config.MESH_AXES)
-  alone = state_lib.init_params(MODEL, one, jax.random.key(0))
+  alone = spec(one).random_params(jax.random.key(0))
   for x, y in zip(
     jax.tree.leaves(alone), jax.tree.leaves(fresh(0).params), strict=True
   ):
     np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+def test_shapes_and_shardings_are_known_without_arrays():
+  abstract = spec(mesh(0)).abstract()
+  for x, y in zip(*map(jax.tree.leaves, (abstract, fresh(0))), strict=True):
+    assert (x.shape, x.dtype, x.sharding) == (y.shape, y.dtype, y.sharding)

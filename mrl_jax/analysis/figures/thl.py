@@ -1,15 +1,16 @@
 """Figures of what THL does to rollouts.
 
-sent, carried = sides.sides(rollout, receiver, limits)
+sent, carried = alignment.sides(rollout, receiver, limits)
 figures.alignment(sent, carried, names=('llama', 'gemma'))
 figures.residual({'llama to gemma': residuals})
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 import itertools
 from typing import NamedTuple
 
+import matplotlib
 from matplotlib import axes as axes_lib
 from matplotlib import figure as figure_lib
 from matplotlib import font_manager
@@ -17,96 +18,96 @@ from matplotlib import patches
 import numpy as np
 
 from mrl_jax import texts
-from mrl_jax.analysis import alignment as sides
+from mrl_jax.analysis import alignment as alignment_lib
+from mrl_jax.analysis.figures import style
 from mrl_jax.thl import transfer
 
-# Colours that the colour-blind tell apart, of Okabe and Ito: lighter ones that
-# can be written on, and those of lines.
-_KINDS = {
-  '1:1': '#DDDDDD',
-  '1:n': '#9CCEEA',
-  'n:1': '#F3C98B',
-  'n:m': '#E3B5D0',
-}
-_COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7')
-_DASHES = ('-', '--', '-.', ':')
-_LINE = 16  # Bytes.
-_MOST = 8  # Lines.
-_PITCH, _BAND = 3.4, 0.6  # From line to line, between the sides; a box has 1.
-_INCHES = 7.6  # The width of the axes, about.
+_KINDS = dict(zip(('1:1', '1:n', 'n:1', 'n:m'), style.PALE, strict=True))
+_LINE_BYTES = 16
+_MOST_LINES = 8
+# Heights, where a token has 1: from one line to the next, and of the band
+# between sender and receiver.
+_PITCH, _BAND = 3.4, 0.6
+_INCHES = 7.6  # Width of the axes, about.
 _FONT, _ADVANCE = 'DejaVu Sans Mono', 0.602  # Of matplotlib; width over size.
-_LEAST = 6.0  # Points.
+_SMALLEST = 6.0  # Points.
 
 
-def kinds(sent: sides.Side, carried: sides.Side) -> list[str]:
-  """By how many tokens of the two each chunk has, as in `transfer.Residual`."""
+def kinds(sent: alignment_lib.Side, carried: alignment_lib.Side) -> list[str]:
+  """The kind of each chunk: its number of tokens on both sides.
+
+  '1:n' is one token of the sender and several of the receiver, as in
+  `transfer.Residual`.
+  """
   names = {(1, 1): '1:1', (1, 2): '1:n', (2, 1): 'n:1', (2, 2): 'n:m'}
   counts = (np.bincount(side.chunk).clip(max=2) for side in (sent, carried))
   return [names[n, m] for n, m in zip(*counts, strict=True)]
 
 
+@matplotlib.rc_context(style.PLAIN_TEXT)
 def alignment(
-  sent: sides.Side, carried: sides.Side, names: tuple[str, str]
+  sent: alignment_lib.Side,
+  carried: alignment_lib.Side,
+  names: tuple[str, str],
 ) -> figure_lib.Figure:
-  """A rollout in the tokens of both sides, over the bytes that they share.
+  """Draws a rollout in the tokens of both sides, over their common bytes.
 
-  A box is a token, with its log-probability. What lies between two common
-  boundaries, which are black, is a chunk: its colour says how many tokens of
-  each side it has, and the number between the sides is the sum of their
-  log-probabilities, which is that of both. Where a control token without bytes
-  was sampled there is a mark above.
+  A box is a token with its log-probability. Black lines are common boundaries;
+  a chunk lies between two of them. Its colour is its kind, and the number in
+  its middle is the sum of its log-probabilities, equal on both sides. A
+  triangle marks where a control token without bytes was sampled.
 
-  No chunk is cut: lines have 16 bytes, or as many as the longest chunk. Of a
-  long rollout the first lines are drawn. Text that would be too small is left
-  out.
+  A line has 16 bytes, or as many as the longest chunk, so that no chunk is cut.
+  The first 8 lines are drawn. Text that would be too small is left out.
 
   Args:
     sent: what the sender sampled; not empty.
     carried: the same in the tokens of the receiver.
-    names: of the two.
+    names: of sender and receiver.
   """
-  found, sums = kinds(sent, carried), np.bincount(sent.chunk, sent.logp)
+  kind_of, sums = kinds(sent, carried), np.bincount(sent.chunk, sent.logp)
   ends = np.bincount(sent.chunk, sent.lengths).cumsum().astype(int)
   starts = np.append(0, ends[:-1])
-  width = max(_LINE, (ends - starts).max())
+  width = max(_LINE_BYTES, (ends - starts).max())
   line_of = _fill(ends, width)
-  lines = min(line_of[-1] + 1, _MOST)
-  figure = _figure('One rollout in two vocabularies', 1.7 + 1.35 * lines)
-  pen = _Pen(figure.add_subplot(), width)
-  for c in np.flatnonzero(line_of < lines):
-    left, y = starts[np.searchsorted(line_of, line_of[c])], -_PITCH * line_of[c]
-    edges = starts[c] - left, ends[c] - left
-    pen.box(*edges, y - 2 - _BAND, 2 + _BAND, color=_KINDS[found[c]], lw=0)
-    pen.text(*edges, y - 1 - _BAND / 2, _nats(sums[c]), 10)
-    for x in edges:
-      pen.axes.plot([x, x], [y + 0.1, y - 2.1 - _BAND], 'k', lw=1.8)
-    pen.tokens(sent, c, left, y)
-    pen.tokens(carried, c, left, y - 1 - _BAND)
+  lines = min(line_of[-1] + 1, _MOST_LINES)
   more = np.sum(line_of >= lines)
-  pen.axes.set_title(
+  figure, (axes,) = style.figure(
+    'One rollout in two vocabularies',
     f'Above: tokens of {texts.printable(names[0])}. Below: tokens of '
     f'{texts.printable(names[1])}. Numbers: log-probabilities,\nnats; between '
     'the two, their sum in a chunk. Black: common boundaries.'
     + (f' {more:,} more chunks follow.' if more else ''),
-    loc='left',
-    fontsize=9.5,
-    parse_math=False,
+    height=1.7 + 1.35 * lines,
   )
-  pen.axes.set(xlim=(-0.1, width + 0.1), ylim=(0.6 - _PITCH * lines, 0.3))
-  pen.axes.set_xlabel('byte of the line')
-  pen.axes.set_yticks([])
-  pen.axes.spines[['top', 'left', 'right']].set_visible(False)
-  _legend(figure, [kind for kind in _KINDS if kind in found])
+  pen = _Pen(axes, width)
+  for c in np.flatnonzero(line_of < lines):
+    left, y = starts[np.searchsorted(line_of, line_of[c])], -_PITCH * line_of[c]
+    edges = starts[c] - left, ends[c] - left
+    pen.box(*edges, y - 2 - _BAND, 2 + _BAND, color=_KINDS[kind_of[c]], lw=0)
+    pen.text(*edges, y - 1 - _BAND / 2, _nats(sums[c]), 10)
+    for x in edges:
+      axes.plot([x, x], [y + 0.1, y - 2.1 - _BAND], 'k', lw=1.8)
+    pen.tokens(sent, c, left, y)
+    pen.tokens(carried, c, left, y - 1 - _BAND)
+  axes.set(xlim=(-0.1, width + 0.1), ylim=(0.6 - _PITCH * lines, 0.3))
+  axes.set(xlabel='byte of the line', yticks=[])
+  axes.grid(False)
+  axes.spines['left'].set_visible(False)
+  _name_kinds(figure, [kind for kind in _KINDS if kind in kind_of])
   return figure
 
 
 def _fill(ends: np.ndarray, width: int) -> np.ndarray:
-  """The line of every chunk, each as full as can be."""
+  """The line of every chunk, as many chunks to a line as fit.
+
+  Chunks that end at bytes 10, 15, 19 have lines 0, 0, 1 of 16 bytes.
+  """
   line_of, start = [0], 0
   for before, end in itertools.pairwise(ends):
-    full = end - start > width
-    start = before if full else start
-    line_of.append(line_of[-1] + full)
+    is_full = end - start > width
+    start = before if is_full else start
+    line_of.append(line_of[-1] + is_full)
   return np.array(line_of)
 
 
@@ -116,23 +117,23 @@ class _Pen(NamedTuple):
   axes: axes_lib.Axes
   width: int
 
-  def box(self, left, right, y, height, **style) -> None:
+  def box(self, left, right, y, height, **settings) -> None:
     self.axes.add_patch(
-      patches.Rectangle((left, y), right - left, height, **style)
+      patches.Rectangle((left, y), right - left, height, **settings)
     )
 
-  def text(self, left, right, y, text, size, **style) -> None:
-    """Text between two bytes, of this size or what there is room for."""
+  def text(self, left, right, y, text, size, **settings) -> None:
+    """Writes text between two bytes, smaller than `size` if it must be."""
     points = 72 * _INCHES * (right - left) / self.width
     size = min(size, 0.86 * points / (_ADVANCE * len(text)))
-    if size >= _LEAST:
+    if size >= _SMALLEST:
       self.axes.text(
-        (left + right) / 2, y, text, fontsize=size, family=_FONT,
-        parse_math=False, ha='center', va='center', **style,
+        (left + right) / 2, y, text, fontsize=size, family=_FONT, ha='center',
+        va='center', **settings,
       )  # fmt: skip
 
   def tokens(self, side, c, left, y) -> None:
-    """The tokens of a chunk, below `y`."""
+    """Draws the tokens of chunk `c` below `y`; the line starts at `left`."""
     ends = np.cumsum(side.lengths) - left
     for i in np.flatnonzero(side.chunk == c):
       start, end = ends[i] - side.lengths[i], ends[i]
@@ -147,14 +148,14 @@ class _Pen(NamedTuple):
 
 
 def _nats(value: float) -> str:
-  """Few letters, whatever the size; a sure token's is not told as -0.00."""
+  """A log-probability in few letters; small ones do not become -0.00."""
   if abs(value) >= 0.005:
     return f'{value:.2f}'
   return f'{value:.0e}'.replace('e-0', 'e-') if value else '0'
 
 
 def _drawable(text: str) -> str:
-  """Escapes what the font lacks."""
+  """Escapes characters that the font lacks."""
   return ''.join(c if _has_glyph(c) else f'\\u{ord(c):04x}' for c in text)
 
 
@@ -167,78 +168,70 @@ def _has_glyph(c: str) -> bool:
 def carried_share(
   residuals: Sequence[transfer.Residual],
 ) -> tuple[np.ndarray, np.ndarray]:
-  """How many rollouts a limit on e_seg takes.
+  """The share of rollouts that each limit on e_seg lets through.
 
   Args:
-    residuals: one for each rollout, as found with a `max_residual` of 1.
+    residuals: one for each rollout, computed with a `max_residual` of 1.
 
   Returns:
-    Every e_seg that there is, f64 [n], increasing, and the share of all
-    rollouts that is carried if that is the limit, f64 [n].
+    Every value of e_seg among the rollouts, increasing, f64 [n]; and the share
+    of all rollouts that is carried if it is the limit, f64 [n].
   """
   errors = [r.segmentation_error for r in residuals if not r.refused]
   limits, counts = np.unique(np.array(errors, np.float64), return_counts=True)
   return limits, np.cumsum(counts) / max(len(residuals), 1)
 
 
-def chunk_shares(residuals: Sequence[transfer.Residual]) -> dict[str, float]:
-  """The share of each kind of chunk, over all rollouts; 0 without any."""
+def chunk_shares(residuals: Iterable[transfer.Residual]) -> dict[str, float]:
+  """The share of each kind of chunk over all rollouts; 0 without chunks."""
   total = transfer.Residual()
-  for one in residuals:
-    total.add(one)
+  for residual_of_rollout in residuals:
+    total.add(residual_of_rollout)
   count = max(sum(total.chunks.values()), 1)
   return {kind: total.chunks.get(kind, 0) / count for kind in _KINDS}
 
 
+@matplotlib.rc_context(style.PLAIN_TEXT)
 def residual(
-  found: Mapping[str, Sequence[transfer.Residual]],
+  by_direction: Mapping[str, Sequence[transfer.Residual]],
 ) -> figure_lib.Figure:
-  """What a limit on e_seg takes in each direction, and the kinds of chunks.
+  """Draws the effect of a limit on e_seg, and the kinds of chunks.
 
   Args:
-    found: by direction, a residual for each rollout, as found with a
-      `max_residual` of 1.
+    by_direction: a residual for each rollout, computed with a `max_residual`
+      of 1.
   """
-  title = 'What differs between two vocabularies'
-  figure = _figure(title, 4.8 + 0.75 * len(found))
-  top, bottom = figure.subplots(2, height_ratios=(5, 0.5 + len(found)))
-  for i, (name, residuals) in enumerate(found.items()):
-    name, color = texts.printable(name), _COLORS[i % len(_COLORS)]
+  count = len(by_direction)
+  figure, (top, bottom) = style.figure(
+    'What differs between two vocabularies',
+    rows=2,
+    height=4.8 + 0.75 * count,
+    height_ratios=(5, 0.5 + count),
+  )
+  for i, (name, residuals) in enumerate(by_direction.items()):
+    name, drawn = texts.printable(name), style.line_style(i)
     limits, shares = carried_share(residuals)
-    whole = 100 * shares[-1:] if len(shares) else [0]
-    top.step(
-      [0, *limits, 1],
-      [0, *100 * shares, *whole],
-      _DASHES[i % len(_DASHES)],
-      where='post',
-      color=color,
-      lw=2,
-      label=name,
-    )
-    bottom.text(0, i - 0.3, name, va='bottom', fontsize=10, parse_math=False)
+    last = 100 * shares[-1:] if len(shares) else [0]
+    x, y = [0, *limits, 1], [0, *100 * shares, *last]
+    top.step(x, y, where='post', label=name, **drawn.line)
+    bottom.text(0, i - 0.3, name, va='bottom', fontsize=10)
     _draw_shares(bottom, i, chunk_shares(residuals))
   top.set(xlim=(0, 1), ylim=(-2, 104), ylabel='rollouts carried, percent')
   top.set_xlabel(
-    'max_residual: the largest e_seg that is taken, the share of the\n'
-    "receiver's boundaries that the sender does not have"
+    'max_residual: the largest e_seg that is carried, the share of the\n'
+    "receiver's boundaries that the sender lacks"
   )
-  top.grid(alpha=0.25)
-  legend = top.legend(
-    frameon=False, fontsize=10, loc='lower left', bbox_to_anchor=(0, 1)
-  )
-  for text in legend.get_texts():
-    text.set_parse_math(False)
-  bottom.set(xlim=(0, 100), ylim=(len(found) - 0.6, -0.8), yticks=[])
+  style.legend(figure, top)
+  bottom.set(xlim=(0, 100), ylim=(count - 0.6, -0.8), yticks=[])
   bottom.set_xlabel('chunks, percent')
-  for axes in (top, bottom):
-    axes.spines[['top', 'right']].set_visible(False)
+  bottom.grid(False)
   bottom.spines['left'].set_visible(False)
-  _legend(figure, _KINDS)
+  _name_kinds(figure, _KINDS)
   return figure
 
 
 def _draw_shares(axes, y, shares) -> None:
-  """A bar of all kinds, with the percentages for which there is room."""
+  """Draws a stacked bar, with the percentages that have room."""
   start = 0.0
   for kind, share in shares.items():
     axes.barh(y, 100 * share, 0.5, 100 * start, color=_KINDS[kind])
@@ -248,21 +241,13 @@ def _draw_shares(axes, y, shares) -> None:
     start += share
 
 
-def _figure(title: str, height: float) -> figure_lib.Figure:
-  """At a width of 800 pixels, letters are 11 pixels high or more."""
-  figure = figure_lib.Figure(figsize=(8, height), dpi=150, layout='constrained')
-  figure.suptitle(title, x=0.01, ha='left', fontsize=13, weight='bold')
-  return figure
-
-
-def _legend(figure, found) -> None:
-  """Which colour a kind of chunks has."""
-  figure.legend(
-    handles=[patches.Patch(color=_KINDS[kind], label=kind) for kind in found],
+def _name_kinds(figure, kinds_drawn: Iterable[str]) -> None:
+  """Adds a legend with the colour of each kind of chunk."""
+  style.legend(
+    figure,
+    handles=[patches.Patch(color=_KINDS[k], label=k) for k in kinds_drawn],
     title='tokens of the sender : of the receiver, in a chunk',
+    title_fontsize=style.SMALL,
     loc='outside lower center',
     ncols=len(_KINDS),
-    frameon=False,
-    fontsize=9.5,
-    title_fontsize=9.5,
   )

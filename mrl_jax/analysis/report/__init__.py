@@ -1,1 +1,1 @@
-"""The report: one page that tells a person what a run did."""
+"""The report of a run, and the page that compares several runs."""

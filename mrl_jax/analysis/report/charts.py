@@ -1,24 +1,25 @@
-"""What a report draws of a run.
+"""The charts of a report, made of a run.
 
-  for chart in charts.of_rounds(run, charts.LEARNING):
-    ...  # A `drawing.Chart`, or why there is none.
+  for chart in charts.over_rounds(run, charts.LEARNING):
+    ...  # A `drawing.Chart`, or an `Absent` with the reason.
 
-Most charts are rows of tables: a number of a row of the metrics, and its unit.
+Most charts are rows of tables: a field of the metrics, its title and its unit.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import itertools
-import operator
 from typing import NamedTuple
 
 import numpy as np
 
+from mrl_jax import config as config_lib
+from mrl_jax import workdir
 from mrl_jax.analysis import run as run_lib
+from mrl_jax.analysis.figures import style
 from mrl_jax.analysis.report import drawing
-from mrl_jax.training import metrics
 
-# Parts of a whole, in their order; each has the colour of its place.
-PHASES = ('start', 'sampling', 'verification', 'exchange', 'lessons',
+# Parts of stacks; each has the colour of its place here.
+PHASES = ('start', 'sampling', 'verification', 'exchange', 'batches',
           'updates', 'evaluation', 'checkpoints', 'other')  # fmt: skip
 FATES = ('refused', 'used', 'acknowledged', 'stale', 'evicted', 'waiting',
          'published', 'duplicate')  # fmt: skip
@@ -26,21 +27,21 @@ CHUNKS = ('n:m', 'n:1', '1:1', '1:n')
 
 
 class Absent(NamedTuple):
-  """What is not drawn, and why."""
+  """A chart that cannot be drawn, and the reason."""
 
   title: str
   why: str
 
 
 class Curve(NamedTuple):
-  """A number of the rows over the rounds.
+  """A number of each policy over the rounds.
 
   Attributes:
-    title, unit: of its chart.
-    field: of a `Row`, with dots.
-    factor: from the rows' unit to that of the chart.
-    why: says why a run has none, where it is known.
-    wide: as of a `Chart`.
+    title, unit: of the chart.
+    field: of `workdir.Row`, with dots; or 'heldout', of evaluations.
+    factor: from the field's unit to that of the chart.
+    why: returns the reason why a run lacks the field, if it is known.
+    wide: as in `drawing.Chart`.
   """
 
   title: str
@@ -50,18 +51,33 @@ class Curve(NamedTuple):
   why: Callable[[run_lib.Run], str | None] = lambda run: None
   wide: bool = False
 
-  def points(self, rows: Iterable[run_lib.Row]) -> list[tuple]:
-    get = operator.attrgetter(self.field)
-    return [(row.round, get(row), None) for row in rows]
+  def points(self, run: run_lib.Run, policy: str) -> list[tuple]:
+    """The round, the number and its error, or None, for each round."""
+    if self.field == 'heldout':
+      evaluations = run.evaluations.get(policy, ())
+      return [(e.rounds, *e.overall) for e in evaluations]
+    return [
+      (row.round, _value(row, self.field), None)
+      for row in run.rows.get(policy, ())
+    ]
 
   def chart(self, series: Sequence[drawing.Series]) -> drawing.Chart:
+    layout = {'wide': self.wide}
+    if self.field == 'heldout':
+      layout = {'kind': 'points', 'label': 'rounds done'}
     return drawing.Chart(
-      title=self.title, unit=self.unit, series=series, wide=self.wide
+      title=self.title, unit=self.unit, series=series, **layout
     )
 
   def absent(self, run: run_lib.Run) -> Absent:
-    why = self.why(run) or f'{metrics.ROUNDS} has no {self.field}'
+    why = self.why(run) or f'{workdir.ROUNDS} has no {self.field}'
     return Absent(self.title, why)
+
+
+def _value(row, field):
+  for name in field.split('.'):
+    row = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+  return row
 
 
 def _no_kl(run) -> str | None:
@@ -69,39 +85,34 @@ def _no_kl(run) -> str | None:
 
 
 def _no_peers(run) -> str | None:
-  rows = [row for rows in run.rows.values() for row in rows]
-  if all(row.peer_rows == 0 for row in rows):
-    return "no row of a peer's was trained on"
-  return f"{run.settings.method} has no ratios of peers' rows"
+  if all(row.peer_rows == 0 for row in run.all_rows):
+    return 'no rows of peers were trained on'
+  return f"{run.settings.method} has no importance ratios for peers' rows"
 
 
 def _no_likelihood(run) -> str | None:
   if any(row.peer.ess_fraction is not None for row in run.process):
-    return f"{run.settings.method} takes peers' rows by ratios"
+    return f"{run.settings.method} weighs peers' rows by importance ratios"
   return _no_peers(run)
 
 
-HELDOUT = {
-  'title': 'Held-out accuracy',
-  'unit': '%',
-  'kind': 'points',
-  'label': 'rounds done',
-}
-_WHOSE = {'own': 'own', 'peer': "peers'"}
 _TOKENS = '% of tokens'
+HELDOUT = Curve(
+  'Held-out accuracy', '%', 'heldout', 100, lambda run: 'nothing was evaluated'
+)
 LEARNING = (
   Curve('Reward', 'mean', 'reward'),
   Curve('Accuracy in training', '%', 'accuracy', 100),
   Curve('Prompts that no sample solves', '%', 'all_fail_groups', 100),
   Curve('Prompts with equal rewards', '%', 'zero_signal_groups', 100),
-  Curve('KL to the policy at the start', 'nats a token', 'own.kl', why=_no_kl),
+  Curve('KL to the initial policy', 'nats a token', 'own.kl', why=_no_kl),
   Curve('Entropy', 'nats a token', 'entropy'),
   Curve('Response length', 'tokens', 'response_length'),
-  Curve('Responses that end by themselves', '%', 'stopped', 100),
+  Curve('Responses with end-of-sequence', '%', 'stopped', 100),
 )
 UPDATES = (
   Curve('Gradient norm', 'before clipping', 'grad_norm', wide=True),
-  Curve('Own rows with a signal', '% of rows', 'rows_with_signal', 100),
+  Curve('Own rows with an advantage', '% of rows', 'rows_with_signal', 100),
   Curve('Own tokens clipped', _TOKENS, 'own.clip_fraction', 100),
   Curve('Largest ratio, own tokens', 'ratio', 'own.max_ratio', wide=True),
   Curve('Effective sample size, own', _TOKENS, 'own.ess_fraction', 100),
@@ -119,133 +130,133 @@ UPDATES = (
     "Log-probability of peers' tokens", 'nats a token', 'peer.logp',
     why=_no_likelihood,
   ),
-  Curve('Sampler against trainer, KL', 'nats a token', 'mismatch.kl'),
+  Curve('KL of sampler to trainer', 'nats a token', 'mismatch.kl'),
 )  # fmt: skip
 OF_METHOD = (
   Curve("Peers' ratios at their bound", _TOKENS, 'peer.truncated', 100),
-  Curve('Compatibility of what peers offer', 'median', 'compatibility'),
-  Curve('What passes the gate', '% of rollouts', 'admitted', 100),
+  Curve("Compatibility of peers' responses", 'median', 'method.compatibility'),
+  Curve("Peers' responses admitted", '%', 'method.admitted', 100),
 )
-TAKEN = Curve("Peers' rows trained on", 'rows', 'peer_rows')
+PEER_ROWS = Curve("Peers' rows trained on", 'rows', 'peer_rows')
 SPEED = Curve(
   'Tokens sampled', 'a second of the round', 'timing.tokens_per_second'
 )
 
 
-def heldout(run: run_lib.Run) -> drawing.Chart | Absent:
-  """Held-out accuracy, with standard errors."""
-  series = []
-  for name, found in run.evaluations.items():
-    points = [(one.rounds, *one.overall) for one in found]
-    series += drawing.line(name, _style(run, name), points, 100)
-  if not series:
-    return Absent(HELDOUT['title'], 'there was no evaluation')
-  return drawing.Chart(series=series, **HELDOUT)
-
-
-def of_rounds(
+def over_rounds(
   run: run_lib.Run, curves: Iterable[Curve]
 ) -> list[drawing.Chart | Absent]:
-  """A chart for each of the curves, with a line for each policy."""
+  """A chart for each curve, with a line for each policy."""
   charts = []
   for curve in curves:
     series = []
-    for name, rows in run.rows.items():
-      series += drawing.line(
-        name, _style(run, name), curve.points(rows), curve.factor
-      )
+    for name in run.policies:
+      points = curve.points(run, name)
+      series += drawing.line(name, _style(run, name), points, curve.factor)
     charts.append(curve.chart(series) if series else curve.absent(run))
   return charts
 
 
 def of_method(run: run_lib.Run) -> list[drawing.Chart]:
-  """What is told of one method only: PRP, GRAFT or HACPO."""
-  title = 'Capability of the learner'
-  told = _of_pairs(run, title, 'peer = 1', lambda row: row.capability)
-  curves = of_rounds(run, OF_METHOD)
-  return [*told, *(c for c in curves if isinstance(c, drawing.Chart))]
+  """Charts of metrics that only PRP, GRAFT or HACPO have."""
+
+  def capability(row):
+    values = row.method.get('capability')
+    return values if isinstance(values, Mapping) else {}
+
+  charts = over_rounds(run, OF_METHOD)
+  return [
+    *_of_pairs(run, 'Capability of the peer', 'learner = 1', capability),
+    *(chart for chart in charts if isinstance(chart, drawing.Chart)),
+  ]
 
 
-def _style(run, name) -> drawing.Style:
-  return drawing.line_style(run.names.index(name))
-
-
-def rescues(run: run_lib.Run) -> list[drawing.Chart | Absent]:
-  """Of the prompts that a whole group failed, the share that a peer solved."""
+def rescues(run: run_lib.Run) -> list[drawing.Chart]:
+  """The share of a policy's failed prompts that each peer solved."""
   title = 'Failed prompts that a peer solved'
-  charts = _of_pairs(run, title, '%', lambda row: _percent(row.rescued_by))
-  if not charts:  # Older rows tell of all peers together.
-    charts = of_rounds(run, [Curve(title, '%', 'rescue_rate', 100)])
-  return charts
+  return _of_pairs(
+    run,
+    title,
+    '%',
+    lambda row: {peer: 100 * n for peer, n in row.rescued_by.items()},
+  )
+
+
+# What is drawn of a THL residual: a title, a unit, and two counts whose ratio
+# is drawn in percent.
+_RESIDUALS = (
+  (
+    'Segmentation error', '% of boundaries',
+    lambda r: (r.receiver_tokens - sum(r.chunks.values()), r.receiver_tokens),
+  ),
+  (
+    'Tokens of the receiver', 'for 100 of the sender',
+    lambda r: (r.receiver_tokens, r.sender_tokens),
+  ),
+  (
+    'Rollouts refused', '%',
+    lambda r: (sum(r.refused.values()), r.rollouts),
+  ),
+)  # fmt: skip
 
 
 def residuals(run: run_lib.Run) -> list[drawing.Chart | Absent]:
-  """What THL could not carry, and how the number of tokens changed."""
-  tables = {
-    'Segmentation error': ('% of boundaries', _segmentation_error),
-    'Tokens of the receiver': ('for 100 of the sender', _growth),
-  }
-  refused, absent = 'Rollouts refused', []
-  if any(one.refused for one in run.residuals().values()):
-    tables[refused] = ('%', _share_refused)
-  elif run.residuals():
-    absent = [Absent(refused, 'all could be carried')]
-  charts = [
-    _of_pairs(
+  """What THL could not carry, and the growth of the number of tokens."""
+  totals = run.residuals().values()
+  has_refusals = any(total.refused for total in totals)
+  charts = []
+  for title, unit, counts in _RESIDUALS[: 3 if has_refusals else 2]:
+    charts += _of_pairs(
       run,
       title,
       unit,
-      lambda row, value=value: {
-        sender: value(one) for sender, one in row.residuals.items()
+      lambda row, counts=counts: {
+        sender: 100 * n / of
+        for sender, residual in row.residuals.items()
+        for n, of in [counts(residual)]
+        if of
       },
     )
-    for title, (unit, value) in tables.items()
-  ]
-  return [*itertools.chain(*charts), *absent]
+  if totals and not has_refusals:
+    charts.append(Absent(_RESIDUALS[2][0], 'all were carried'))
+  return charts
 
 
-def _percent(shares):
-  return {name: 100 * share for name, share in shares.items()}
-
-
-def _segmentation_error(one) -> float | None:
-  return 100 * one.segmentation_error if one.receiver_tokens else None
-
-
-def _share_refused(one) -> float | None:
-  refused = sum(one.refused.values())
-  return 100 * refused / one.rollouts if one.rollouts else None
-
-
-def _growth(one) -> float | None:
-  tokens = one.sender_tokens
-  return 100 * one.receiver_tokens / tokens if tokens else None
+def _style(run, name) -> style.LineStyle:
+  return style.line_style(run.names.index(name))
 
 
 def _of_pairs(
   run: run_lib.Run,
   title: str,
   unit: str,
-  values: Callable[[run_lib.Row], Mapping[str, float | None]],
+  values: Callable[[workdir.Row], Mapping[str, float]],
 ) -> list[drawing.Chart]:
-  """Lines have the style of the sender, and receivers each a chart.
+  """Charts of a number of each sender and receiver.
 
-  Where no sender has two receivers, one chart is enough.
+  A line has the style of the sender. Each receiver has a chart, unless no
+  sender has two receivers: then one chart is enough.
+
+  Args:
+    run: whose rows have the numbers.
+    title: of the chart, or the first part of the titles of several.
+    unit: of the number.
+    values: returns a receiver's numbers in a round, by sender.
   """
   points = {}
-  for receiver, rows in run.rows.items():
-    for row in rows:
-      for sender, value in values(row).items():
-        of_pair = points.setdefault((sender, receiver), [])
-        of_pair.append((row.round, value, None))
+  for row in run.all_rows:
+    for sender, value in values(row).items():
+      points.setdefault((sender, row.policy), []).append(
+        (row.round, value, None)
+      )
   one_chart = len({sender for sender, _ in points}) == len(points)
   charts = {}
-  for (sender, receiver), of_pair in points.items():
+  for (sender, receiver), points_of_pair in points.items():
     name, place = sender, f'{title}, {receiver}'
     if one_chart:
       name, place = f'{sender} → {receiver}', title
     series = charts.setdefault(place, [])
-    series += drawing.line(name, _style(run, sender), of_pair)
+    series += drawing.line(name, _style(run, sender), points_of_pair)
   return [
     drawing.Chart(title=place, unit=unit, series=series, own_legend=True)
     for place, series in charts.items()
@@ -255,25 +266,22 @@ def _of_pairs(
 
 def histogram(run: run_lib.Run, part: str) -> drawing.Chart | Absent:
   """Importance ratios of all tokens of 'own' or 'peer' rows of the run."""
-  title = f'Importance ratios, {_WHOSE[part]} tokens'
-  edges = metrics.LOG_RATIO_EDGES
-  bin_width = edges[1] - edges[0]
-  middles = np.append(edges, edges[-1] + bin_width) - bin_width / 2
+  whose = 'own tokens' if part == 'own' else "peers' tokens"
+  title = f'Importance ratios, {whose}'
+  edges = config_lib.LOG_RATIO_EDGES
+  width = edges[1] - edges[0]
+  middles = np.append(edges, edges[-1] + width) - width / 2
   series = []
   for name, rows in run.rows.items():
     counts = [getattr(row, part).log_ratio_counts for row in rows]
     total = np.sum([c for c in counts if c], 0, dtype=np.float64)
     if np.sum(total):
-      series += drawing.line(
-        name,
-        _style(run, name),
-        zip(middles, total / total.sum(), itertools.repeat(None)),
-        100,
-      )
+      shares = zip(middles, total / total.sum(), itertools.repeat(None))
+      series += drawing.line(name, _style(run, name), shares, 100)
   if not series:
-    known = _no_peers(run) if part == 'peer' else None
-    why = known or f'{metrics.ROUNDS} has no {part}.log_ratio_counts'
-    return Absent(title, why)
+    why = _no_peers(run) if part == 'peer' else None
+    missing = f'{workdir.ROUNDS} has no {part}.log_ratio_counts'
+    return Absent(title, why or missing)
   low, high = run.settings.clip_low, run.settings.clip_high
   marks = [1 - low, 1 + high] if low is not None and high is not None else []
   return drawing.Chart(
@@ -282,30 +290,25 @@ def histogram(run: run_lib.Run, part: str) -> drawing.Chart | Absent:
     series=series,
     kind='histogram',
     marks=[float(np.log(mark)) for mark in marks if mark > 0],
-    label='ratio; dotted: the clip' if marks else 'ratio',
+    label='ratio; dotted: the clip range' if marks else 'ratio',
   )
 
 
 def phases(run: run_lib.Run) -> drawing.Chart | Absent:
-  """Where the seconds of a round go."""
+  """Seconds of each round by phase."""
   title, rows = 'Time of a round', run.process
-  told = {name for row in rows for name in row.timing.phases}
-  names = [*PHASES, *sorted(told - {*PHASES})]
+  known = {name for row in rows for name in row.timing.phases}
   series = []
-  for i, name in enumerate(names):
-    if name in told:
+  for i, name in enumerate([*PHASES, *sorted(known - {*PHASES})]):
+    if name in known:
       seconds = [row.timing.phases.get(name) for row in rows]
       points = [
         (row.round, s if drawing.drawable(s) else 0.0, None)
         for row, s in zip(rows, seconds, strict=True)
       ]
-      series += drawing.line(name, drawing.area_style(i), points)
-  if series:
-    return drawing.Chart(
-      title=title, unit='seconds', series=series, kind='bars', own_legend=True
-    )
-  points = [(row.round, row.timing.seconds, None) for row in rows]
-  series = drawing.line('all phases', drawing.Style('ink'), points)
+      series += drawing.line(name, style.area_style(i), points)
   if not series:
-    return Absent(title, f'{metrics.ROUNDS} has no timing.seconds')
-  return drawing.Chart(title=title, unit='seconds', series=series)
+    return Absent(title, f'{workdir.ROUNDS} has no timing.phases')
+  return drawing.Chart(
+    title=title, unit='seconds', series=series, kind='bars', own_legend=True
+  )

@@ -1,4 +1,4 @@
-"""A page on which runs stand side by side."""
+"""A page that compares several runs."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
 from mrl_jax.analysis import run as run_lib
+from mrl_jax.analysis.figures import style
 from mrl_jax.analysis.report import charts
 from mrl_jax.analysis.report import drawing
 from mrl_jax.analysis.report import html
@@ -23,35 +24,32 @@ _FIELDS = (
   'grad_norm',
 )  # fmt: skip
 _CURVES = [
-  curve
-  for curve in (*charts.LEARNING, *charts.UPDATES)
-  if curve.field in _FIELDS
+  charts.HELDOUT,
+  *(c for c in (*charts.LEARNING, *charts.UPDATES) if c.field in _FIELDS),
 ]
-_REWARD = next(curve for curve in _CURVES if curve.field == 'reward')
 
 
-def write(workdirs: Sequence[str], path: str) -> str:
-  """Writes the comparison of runs to `path`, and returns it.
+def write(folders: Sequence[str], path: str) -> str:
+  """Writes the comparison of the runs in `folders` to `path`; returns it.
 
   Raises:
-    InputError: there is nothing of a run in one of them, or one is given twice.
+    InputError: a folder is not the work dir of a run, or is given twice.
   """
-  names = labels(workdirs)
   runs = {
-    name: run_lib.read(folder)
-    for name, folder in zip(names, workdirs, strict=True)
+    label: run_lib.read(folder)
+    for label, folder in zip(labels(folders), folders, strict=True)
   }
   files.write(path, render(runs))
   return path
 
 
 def labels(folders: Sequence[str]) -> list[str]:
-  """As much of the end of each path as tells them apart."""
+  """The shortest ends of the paths that tell them apart."""
   paths = [pathlib.Path(folder).resolve().parts for folder in folders]
-  for one, other in itertools.combinations(range(len(paths)), 2):
+  for i, j in itertools.combinations(range(len(paths)), 2):
     checks.require(
-      paths[one] != paths[other],
-      f'{folders[other]} is the run {folders[one]} again; give each run once',
+      paths[i] != paths[j],
+      f'{folders[j]} is the same run as {folders[i]}; give each run once',
     )
   size = next(
     n for n in itertools.count(1) if len({p[-n:] for p in paths}) == len(paths)
@@ -61,44 +59,38 @@ def labels(folders: Sequence[str]) -> list[str]:
 
 def render(runs: Runs) -> str:
   """The page, as HTML that needs no other file."""
-  found = {label: page.results(run) for label, run in runs.items()}
-  policies = sorted({one.policy for of_run in found.values() for one in of_run})
-  problems = [
-    f'{label}: {problem}'
-    for label, run in runs.items()
-    for problem in run.problems
-  ]
-  times = {
-    label: (page.round_seconds(run), page.stack(run.phases(), charts.PHASES))
-    for label, run in runs.items()
-  }
+  results = {label: page.results(run) for label, run in runs.items()}
+  policies = sorted({name for of_run in results.values() for name in of_run})
   return html.render(
     'comparison.html',
     runs=runs,
-    styles={label: drawing.line_style(i) for i, label in enumerate(runs)},
-    problems=problems[: page.MOST],
-    more_problems=max(len(problems) - page.MOST, 0),
+    styles={label: style.line_style(i) for i, label in enumerate(runs)},
+    problems=[
+      f'{label}: {problem}'
+      for label, run in runs.items()
+      for problem in run.problems
+    ],
     policies=policies,
     accuracies={
       label: {
         'mean': page.mean(of_run),
-        **{one.policy: one.overall for one in of_run},
+        **{name: overall for name, (overall, *_) in of_run.items()},
       }
-      for label, of_run in found.items()
+      for label, of_run in results.items()
     },
-    means=[
-      *heldout(runs),
-      *(chart for curve in _CURVES for chart in over_rounds(runs, curve)),
-    ],
+    means=over_rounds(runs, _CURVES),
     of_policies={
-      name: [*heldout(runs, name), *over_rounds(runs, _REWARD, name)]
-      for name in policies
+      policy: over_rounds(runs, (charts.HELDOUT, charts.LEARNING[0]), policy)
+      for policy in policies
     },
     differences=differences(runs),
     longest=max(run.seconds or 0 for run in runs.values()),
-    times=times,
+    times={
+      label: (page.round_seconds(run), page.stack(run.phases(), charts.PHASES))
+      for label, run in runs.items()
+    },
     phases={
-      phase: drawing.area_style(i)
+      phase: style.area_style(i)
       for i, phase in enumerate(charts.PHASES)
       if any(phase in run.phases() for run in runs.values())
     },
@@ -108,48 +100,39 @@ def render(runs: Runs) -> str:
 
 
 def over_rounds(
-  runs: Runs, curve: charts.Curve, policy: str | None = None
+  runs: Runs, curves: Sequence[charts.Curve], policy: str | None = None
 ) -> list[drawing.Chart | charts.Absent]:
-  """A curve of all runs: of a policy, or the mean of those of each run."""
-  series, absent = [], {}
-  for i, (label, run) in enumerate(runs.items()):
-    points = [
-      curve.points(rows)
-      for name, rows in run.rows.items()
-      if policy in (None, name)
-    ]
-    lines = drawing.line(
-      label, drawing.line_style(i), means(points), curve.factor
-    )
-    series += lines
-    if not lines:
-      absent.setdefault(curve.absent(run).why, []).append(label)
-  return _with_absent(curve.title, curve.chart(series), absent)
+  """Charts with a line for each run: of a policy, or the mean of all.
 
-
-def heldout(
-  runs: Runs, policy: str | None = None
-) -> list[drawing.Chart | charts.Absent]:
-  """Held-out accuracy of all runs, as `over_rounds`."""
-  series, absent = [], {}
-  for i, (label, run) in enumerate(runs.items()):
-    points = [
-      [(one.rounds, *one.overall) for one in found]
-      for name, found in run.evaluations.items()
-      if policy in (None, name)
+  Runs that lack a curve are named with the reason.
+  """
+  found = []
+  for curve in curves:
+    series, absent = [], collections.defaultdict(list)
+    for i, (label, run) in enumerate(runs.items()):
+      points = [
+        curve.points(run, name)
+        for name in run.policies
+        if policy in (None, name)
+      ]
+      lines = drawing.line(
+        label, style.line_style(i), means(points), curve.factor
+      )
+      series += lines
+      if not lines:
+        absent[curve.absent(run).why].append(label)
+    found += [curve.chart(series)] * bool(series)
+    found += [
+      charts.Absent(f'{curve.title} of {", ".join(names)}', why)
+      for why, names in absent.items()
     ]
-    lines = drawing.line(label, drawing.line_style(i), means(points), 100)
-    series += lines
-    if not lines:
-      absent.setdefault('there was no evaluation', []).append(label)
-  chart = drawing.Chart(series=series, **charts.HELDOUT)
-  return _with_absent(chart.title, chart, absent)
+  return found
 
 
 def means(points: Sequence[Sequence[tuple]]) -> list[tuple]:
-  """Points of the mean of policies, where the points of all are known.
+  """Means over policies, at the places where the points of all are known.
 
-  The error is the most that it can be, which is the mean of the errors.
+  The error is the mean of the errors, an upper bound.
   """
   by_place = {}
   for place, *value_and_error in itertools.chain(*points):
@@ -161,47 +144,37 @@ def means(points: Sequence[Sequence[tuple]]) -> list[tuple]:
   ]
 
 
-def _with_absent(title, chart, absent):
-  """A chart that may have no series, and whose are not there, by reason."""
-  return [chart] * bool(chart.series) + [
-    charts.Absent(f'{title} of {", ".join(labels)}', why)
-    for why, labels in absent.items()
-  ]
-
-
 def differences(runs: Runs) -> dict[str, list[str | None]]:
-  """The keys in which configs differ, and what each says; None is nothing.
+  """The keys in which known configs differ, with the value of each run as JSON.
 
-  Where things are is no difference.
+  None marks a run without the key. Places of files and hosts are left out.
   """
-  told = [
+  configs = [
     {
       key: json.dumps(value, ensure_ascii=False)
       for key, value in config_lib.without_places(run.config).items()
     }
     for run in runs.values()
   ]
-  keys = sorted({key for values in told for key in values})
-  found = {key: [values.get(key) for values in told] for key in keys}
   return {
-    key: values
-    for key, values in found.items()
-    if len({v for v, of in zip(values, told, strict=True) if of}) > 1
+    key: [config.get(key) for config in configs]
+    for key in sorted({key for config in configs for key in config})
+    if len({config.get(key) for config in configs if config}) > 1
   }
 
 
 def records(run: run_lib.Run) -> dict[str, int]:
-  """Counts of records of all pairs and kinds, by what became of them."""
+  """Counts of records by fate, over all pairs and kinds."""
   counts = collections.Counter()
   for kinds in run.fates().values():
-    for of_kind in kinds.values():
-      counts.update(of_kind)
+    for counts_of_kind in kinds.values():
+      counts.update(counts_of_kind)
   return counts
 
 
 def residual(run: run_lib.Run) -> transfer.Residual:
-  """Of all directions."""
+  """The THL residual over all pairs."""
   total = transfer.Residual()
-  for one in run.residuals().values():
-    total.add(one)
+  for residual_of_pair in run.residuals().values():
+    total.add(residual_of_pair)
   return total

@@ -1,4 +1,4 @@
-"""Pages of templates, in which text from anywhere is nothing but text."""
+"""Renders the templates of this folder; all text in them is escaped."""
 
 import itertools
 import json
@@ -9,31 +9,32 @@ import jinja2
 import markupsafe
 
 from mrl_jax import texts
+from mrl_jax.analysis.figures import style
 from mrl_jax.analysis.report import drawing
 
 _UNKNOWN = '–'
 
 
 def render(template: str, **values) -> str:
-  """A page of this folder's template, with charts whose ids are their own."""
+  """A page; in its template, `svg` draws a chart with ids of its own."""
   names = (f'chart{i}' for i in itertools.count())
 
   def svg(chart):
     return markupsafe.Markup(drawing.svg(chart, next(names)))
 
   page = ENVIRONMENT.get_template(template)
-  return page.render(**values, svg=svg, colors=drawing.COLORS)
+  return page.render(**values, svg=svg, colors=style.COLORS)
 
 
-def _shown(value):
-  """What all that a template writes goes through, before it is escaped."""
+def _printable(value):
+  """Makes text printable; applied to every expression before it is escaped."""
   if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
     return texts.printable(value)
   return value
 
 
-def _known(function):
-  """Of numbers; a dash for None and for what is not finite."""
+def _if_known(function):
+  """A filter of numbers; None and what is not finite become a dash."""
   return lambda value, *form: (
     function(value, *form)
     if value is not None and math.isfinite(value)
@@ -59,7 +60,8 @@ def _bytes(value: float) -> str:
 
 
 def _width(share: float) -> str:
-  """Of a bar, in percent of all there is room for."""
+  """The width of a part of a bar, in percent."""
+  share = share if math.isfinite(share) else 0.0
   return f'{100 * min(max(share, 0), 1):.2f}%'
 
 
@@ -67,15 +69,16 @@ ENVIRONMENT = jinja2.Environment(
   loader=jinja2.FileSystemLoader(os.path.dirname(__file__)),
   autoescape=True,
   undefined=jinja2.StrictUndefined,
-  finalize=_shown,
+  finalize=_printable,
   trim_blocks=True,
   lstrip_blocks=True,
 )
 ENVIRONMENT.filters |= {
-  'number': _known(lambda value, form=',': format(value, form)),
-  'percent': _known(lambda share, form='.1f': f'{100 * share:{form}}'),
-  'seconds': _known(_seconds),
-  'bytes': _known(_bytes),
-  'width': lambda share: _width(share if math.isfinite(share) else 0.0),
+  'number': _if_known(lambda value, form=',': format(value, form)),
+  'percent': _if_known(lambda share, form='.1f': f'{100 * share:{form}}'),
+  'seconds': _if_known(_seconds),
+  'bytes': _if_known(_bytes),
+  'width': _width,
   'json': lambda value: json.dumps(value, ensure_ascii=False),
+  'css': lambda color: drawing.VARIABLES[color],
 }

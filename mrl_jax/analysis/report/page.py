@@ -1,4 +1,4 @@
-"""The page of a run: `report.html` in its work dir."""
+"""The report of a run: `report.html` in its work dir."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import os
@@ -6,64 +6,64 @@ import statistics
 from typing import NamedTuple
 
 from mrl_jax import files
+from mrl_jax import workdir
 from mrl_jax.analysis import run as run_lib
+from mrl_jax.analysis.figures import style
 from mrl_jax.analysis.report import charts
-from mrl_jax.analysis.report import drawing
 from mrl_jax.analysis.report import html
 from mrl_jax.see import ledger
 
-FILE = 'report.html'
-
-MOST = 40  # Problems that are listed.
-_LETTERS = 2_000  # Of a completion that are shown.
+_LETTERS = 2_000  # Shown of a completion.
 
 
-def write(workdir: str) -> str:
-  """Writes the report of a run, as far as it has come; returns its path.
+def write(folder: str) -> str:
+  """Writes the report of a run, finished or not; returns its path.
 
   Raises:
-    InputError: there is nothing of a run in `workdir`.
+    InputError: `folder` is not the work dir of a run.
   """
-  path = os.path.join(workdir, FILE)
-  files.write(path, render(run_lib.read(workdir)))
+  path = os.path.join(folder, workdir.REPORT)
+  files.write(path, render(run_lib.read(folder)))
   return path
 
 
 def render(run: run_lib.Run) -> str:
   """The page, as HTML that needs no other file."""
-  found = results(run)
+  policies = results(run)
   return html.render(
     'page.html',
     run=run,
-    title=name(run.folder),
-    problems=run.problems[:MOST],
-    more_problems=max(len(run.problems) - MOST, 0),
-    legend=[(n, drawing.line_style(i)) for i, n in enumerate(run.names)],
-    styles={n: drawing.line_style(i) for i, n in enumerate(run.names)},
-    results=found,
-    mean=mean(found),
-    rows=[row for rows in run.rows.values() for row in rows],
-    heldout=[charts.heldout(run)],
-    learning=charts.of_rounds(run, learning(run)),
+    title='/'.join(
+      os.path.abspath(run.folder).strip(os.sep).split(os.sep)[-2:]
+    ),
+    styles={name: style.line_style(i) for i, name in enumerate(run.names)},
+    results=policies,
+    mean=mean(policies),
+    rows=run.all_rows,
+    heldout=charts.over_rounds(run, [charts.HELDOUT]),
+    learning=charts.over_rounds(run, learning(run)),
     updates=[
-      *charts.of_rounds(run, charts.UPDATES),
+      *charts.over_rounds(run, charts.UPDATES),
       *charts.of_method(run),
       charts.histogram(run, 'own'),
       charts.histogram(run, 'peer'),
     ],
-    exchange=[*charts.rescues(run), *charts.of_rounds(run, [charts.TAKEN])],
+    exchange=[
+      *charts.rescues(run),
+      *charts.over_rounds(run, [charts.PEER_ROWS]),
+    ],
     thl=charts.residuals(run),
-    time=[charts.phases(run), *charts.of_rounds(run, [charts.SPEED])],
+    time=[charts.phases(run), *charts.over_rounds(run, [charts.SPEED])],
     round_seconds=round_seconds(run),
     phases=stack(run.phases(), charts.PHASES),
     fates=[
-      (pair, kind, counts, stack(ledger.befell(counts), charts.FATES))
+      (pair, kind, counts, stack(ledger.fates(counts), charts.FATES))
       for pair, kinds in run.fates().items()
       for kind, counts in kinds.items()
     ],
     residuals=[
-      (pair, one, stack(one.chunks, charts.CHUNKS))
-      for pair, one in run.residuals().items()
+      (pair, residual, stack(residual.chunks, charts.CHUNKS))
+      for pair, residual in run.residuals().items()
     ],
     completions=completions(run),
     config=grouped(run.config),
@@ -72,13 +72,8 @@ def render(run: run_lib.Run) -> str:
   )
 
 
-def name(folder: str, parts: int = 2) -> str:
-  """The last parts of a path."""
-  return '/'.join(os.path.abspath(folder).strip(os.sep).split(os.sep)[-parts:])
-
-
 class Accuracy(NamedTuple):
-  """Held-out accuracy of a family, and standard errors; None is not known."""
+  """Held-out accuracy of a family, and standard errors; None is unknown."""
 
   family: str
   before: float | None
@@ -87,85 +82,65 @@ class Accuracy(NamedTuple):
   after_error: float | None
 
 
-class Result(NamedTuple):
-  """What a policy could do when it began and at last.
+def results(run: run_lib.Run) -> dict[str, list[Accuracy]]:
+  """By policy, the overall accuracy, and then the accuracy of each family.
 
-  Attributes:
-    policy: its name.
-    began, ended: rounds that were done by then; None if there was but one
-      evaluation.
-    overall: of all prompts.
-    families: of those of each.
+  They are of the first evaluation and of the last. With one evaluation, the
+  accuracy after it is unknown.
   """
-
-  policy: str
-  began: int | None
-  ended: int | None
-  overall: Accuracy
-  families: list[Accuracy]
-
-
-def results(run: run_lib.Run) -> list[Result]:
-  """Of each policy."""
-  found = []
+  found = {}
   for policy in run.policies:
     evaluations = run.evaluations.get(policy, [])
-    first = evaluations[0] if evaluations else None
-    last = evaluations[-1] if len(evaluations) > 1 else None
-    both = [one for one in (first, last) if one]
-    names = sorted({name for one in both for name in one.accuracy})
-    accuracies = [
+    both = (
+      evaluations[0] if evaluations else None,
+      evaluations[-1] if len(evaluations) > 1 else None,
+    )
+    families = {name for e in both if e for name in e.accuracy}
+    found[policy] = [
       Accuracy(
-        name,
+        family,
         *(
-          getattr(one, field).get(name) if one else None
-          for one in (first, last)
+          getattr(evaluation, field).get(family) if evaluation else None
+          for evaluation in both
           for field in ('accuracy', 'error')
         ),
       )
-      for name in [run_lib.OVERALL, *names]
+      for family in (workdir.OVERALL, *sorted(families - {workdir.OVERALL}))
     ]
-    found.append(
-      Result(
-        policy,
-        first and first.rounds,
-        last and last.rounds,
-        accuracies[0],
-        [one for one in accuracies[1:] if one.family != run_lib.OVERALL],
-      )
-    )
   return found
 
 
-def mean(found: Iterable[Result]) -> Accuracy:
-  """Of all policies, where all are known.
+def mean(policies: Mapping[str, Sequence[Accuracy]]) -> Accuracy:
+  """The mean of all policies; values that one of them lacks are unknown.
 
-  Policies meet the same prompts, so that their errors are not independent; the
-  mean of the errors is the most that the error of the mean can be.
+  Policies answer the same prompts, so that their errors are not independent:
+  the mean of the errors is an upper bound of the error of the mean.
   """
-  columns = zip(*(one.overall[1:] for one in found), strict=True)
-  means = [mean_of_all(column) for column in columns]
-  return Accuracy('mean', *(means or [None] * 4))
+  overall = [values[1:] for values, *_ in policies.values()]
+  means = map(mean_of_all, zip(*overall, strict=True))
+  return Accuracy('mean', *(means if overall else [None] * 4))
 
 
 def mean_of_all(values: Collection[float | None]) -> float | None:
-  """None if not all are known."""
+  """The mean; None if one of the values is unknown."""
   return None if None in values else statistics.fmean(values)
 
 
 def learning(run: run_lib.Run) -> list[charts.Curve]:
-  """The curves of learning, accuracy only where it is not the reward."""
-  rows = [row for rows in run.rows.values() for row in rows]
-  same = all(row.accuracy == row.reward for row in rows)
+  """The curves of learning, with accuracy only if it is not the reward."""
+  same = all(row.accuracy == row.reward for row in run.all_rows)
   return [c for c in charts.LEARNING if not (same and c.field == 'accuracy')]
 
 
 def stack(counts: Mapping[str, float], order: Iterable[str]) -> list[tuple]:
-  """Parts of a bar: names, counts, shares of the sum, and styles."""
+  """The parts of a bar: name, count, share of the sum, and style of each.
+
+  A part keeps the style of its place in `order`; other parts follow.
+  """
   order = [*order, *sorted({*counts} - {*order})]
   total = sum(counts.values())
   return [
-    (part, counts[part], counts[part] / total, drawing.area_style(i))
+    (part, counts[part], counts[part] / total, style.area_style(i))
     for i, part in enumerate(order)
     if counts.get(part, 0) > 0
   ]
@@ -179,32 +154,34 @@ def round_seconds(run: run_lib.Run) -> float | None:
 
 
 def completions(run: run_lib.Run) -> list[tuple]:
-  """The newest of each policy: its name, rounds done, best and worst."""
+  """Each policy's name, rounds done, and newest best and worst completions."""
   found = []
   for policy, evaluations in run.evaluations.items():
-    told = [one for one in evaluations if one.best or one.worst]
-    if told:
-      newest = told[-1]
+    *_, newest = [None, *(e for e in evaluations if e.best or e.worst)]
+    if newest:
       sides = [('Best', newest.best), ('Worst', newest.worst)]
       found.append((policy, newest.rounds, sides))
   return found
 
 
-def span(places: Sequence[int]) -> str:
-  """Numbers of devices: '0-3' where none is missing."""
-  first, last = min(places, default=0), max(places, default=0)
-  if len(places) > 1 and sorted(places) == [*range(first, last + 1)]:
+def span(devices: Sequence[int]) -> str:
+  """Numbers of devices: '0–3' if none between is missing, else '0, 2'."""
+  first, last = min(devices, default=0), max(devices, default=0)
+  if len(devices) > 1 and sorted(devices) == [*range(first, last + 1)]:
     return f'{first}–{last}'
-  return ', '.join(map(str, places)) or '–'
+  return ', '.join(map(str, devices)) or '–'
 
 
 def clip(text: str) -> tuple[list[str], int]:
-  """The lines for which there is room, and how many letters there are not."""
+  """Lines of the first letters of a text, and the number of letters left."""
   return text[:_LETTERS].split('\n'), max(len(text) - _LETTERS, 0)
 
 
 def grouped(config: Mapping[str, object]) -> dict[str, dict[str, object]]:
-  """A flat config by the first part of its keys, or the first two."""
+  """Groups a flat config by the first part of its keys, or the first two.
+
+  'policies.llama.lora.rank' is 'lora.rank' of the group 'policies.llama'.
+  """
   groups = {}
   for key in sorted(config):
     parts = key.split('.')

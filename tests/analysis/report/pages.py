@@ -1,4 +1,4 @@
-"""What a browser would make of a page, without one."""
+"""Parses a page as a browser does, and checks that it is safe."""
 
 from html import parser
 import re
@@ -8,7 +8,7 @@ _REFERENCES = {'src', 'href', 'srcset', 'data', 'action', 'poster', 'content'}
 
 
 class Page(parser.HTMLParser):
-  """A page's tags, attributes and text; its elements must be closed."""
+  """The tags, attributes and text of a page whose elements are all closed."""
 
   def __init__(self, text):
     super().__init__()
@@ -30,7 +30,7 @@ class Page(parser.HTMLParser):
     self.styles += [value for name, value in attributes if name == 'style']
 
   def handle_endtag(self, tag):
-    # These end by themselves where the next begins.
+    # The end tags of table cells may be omitted.
     while self._open[-1] in ('th', 'td') and tag not in ('th', 'td'):
       self._open.pop()
     assert self._open.pop() == tag
@@ -46,7 +46,7 @@ class Page(parser.HTMLParser):
 
 
 def check(text) -> Page:
-  """That it needs nothing else, and that nothing in it runs."""
+  """Checks that a page loads no other file and runs no script."""
   page = Page(text)
   assert not page.tags & {
     'script', 'link', 'img', 'iframe', 'object', 'embed', 'form', 'base',
@@ -59,7 +59,7 @@ def check(text) -> Page:
   for style in page.styles:
     assert '@import' not in style
     assert all(
-      one.startswith('#') for one in re.findall(r'url\((.*?)\)', style)
+      target.startswith('#') for target in re.findall(r'url\((.*?)\)', style)
     )
   assert len(page.ids) == len({*page.ids})
   policy = "default-src 'none'; style-src 'unsafe-inline'"

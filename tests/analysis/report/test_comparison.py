@@ -1,26 +1,27 @@
-"""Runs side by side: what they share is compared, what one lacks is said."""
+"""Several runs on a page: what they share is compared, gaps are named."""
 
-import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
 
 from mrl_jax import checks
+from mrl_jax import workdir
 from mrl_jax.analysis import run as run_lib
 from mrl_jax.analysis.report import charts
 from mrl_jax.analysis.report import comparison
+from tests.analysis import workdirs
 from tests.analysis.report import pages
-from tests.analysis.report import workdirs
 
-REWARD = charts.LEARNING[0]
-
-
-def read(folder, **fields):
-  return run_lib.read(workdirs.write(folder, **fields))
+REWARD = charts.LEARNING[:1]
 
 
-def test_the_page_has_all_runs_and_where_they_differ(tmp_path):
+def read(folder, **changes):
+  return run_lib.read(workdirs.write(folder, **changes))
+
+
+def test_the_page_has_all_runs_and_their_differences(tmp_path):
   folders = [
     workdirs.write(tmp_path / 'prp' / 'seed-3'),
     workdirs.write(
@@ -31,8 +32,7 @@ def test_the_page_has_all_runs_and_where_they_differ(tmp_path):
   ]  # fmt: skip
   (tmp_path / 'grpo' / 'seed-3' / 'plan.json').unlink()
   path = comparison.write(folders, os.path.join(tmp_path, 'page.html'))
-  with open(path, encoding='utf-8') as f:
-    text = f.read()
+  text = pathlib.Path(path).read_text()
   assert '\u202e' not in text
   shown = pages.check(text).text
   for part in (
@@ -52,12 +52,12 @@ def test_the_page_has_all_runs_and_where_they_differ(tmp_path):
   assert 'cache_dir' not in shown
   assert 'method.kl_weight "' not in shown
   assert (
-    'Held-out accuracy of prp/seed-3, grpo/seed-3 : none, as there was no '
-    'evaluation' in shown
+    'Held-out accuracy of prp/seed-3, grpo/seed-3 : not drawn, because nothing '
+    'was evaluated' in shown
   )
 
 
-def test_labels_are_as_long_as_they_must_be(tmp_path):
+def test_labels_are_as_short_as_they_can_be(tmp_path):
   def labels(*names):
     return comparison.labels([os.fspath(tmp_path / name) for name in names])
 
@@ -69,13 +69,14 @@ def test_labels_are_as_long_as_they_must_be(tmp_path):
 
 
 def test_the_mean_is_of_rounds_that_all_policies_have(tmp_path):
-  run = read(tmp_path, rounds=3)
   rows = [
-    *(workdirs.row(r, 'gemma', [], reward=r) for r in (0, 1, 2)),
-    *(workdirs.row(r, 'llama', [], reward=4.0) for r in (0, 2)),
+    *(workdirs.row(r, 'gemma', reward=r) for r in (0, 1, 2)),
+    *(workdirs.row(r, 'llama', reward=4.0) for r in (0, 2)),
   ]
-  (tmp_path / 'metrics.jsonl').write_text(workdirs.lines(rows))
-  runs = {'a': run_lib.read(tmp_path), 'b': run}
+  runs = {
+    'a': read(tmp_path / 'a', rounds=3, rows=rows),
+    'b': read(tmp_path / 'b', rounds=3),
+  }
   (chart,) = comparison.over_rounds(runs, REWARD)
   (a, b) = chart.series
   assert (a.x.tolist(), a.y.tolist()) == ([0, 2], [2, 3])
@@ -85,41 +86,42 @@ def test_the_mean_is_of_rounds_that_all_policies_have(tmp_path):
   assert chart.series[0].y.tolist() == [0, 1, 2]
 
 
-def test_the_error_of_a_mean_is_the_most_that_it_can_be(tmp_path):
+def test_the_error_of_a_mean_is_its_upper_bound(tmp_path):
   workdirs.write(tmp_path)
-  rows = [
+  evaluations = [
     workdirs.evaluation(0, 'gemma', 0.2, error={'all': 0.01}),
     workdirs.evaluation(0, 'llama', 0.4, error={'all': 0.03}),
     workdirs.evaluation(4, 'gemma', 0.2, error={'all': 0.01}),
     workdirs.evaluation(4, 'llama', 0.4, error={'all': None}),
   ]
-  (tmp_path / 'evaluations.jsonl').write_text(workdirs.lines(rows))
-  (chart,) = comparison.heldout({'a': run_lib.read(tmp_path)})
+  (tmp_path / 'evaluations.jsonl').write_text(workdirs.lines(evaluations))
+  runs = {'a': run_lib.read(tmp_path)}
+  (chart,) = comparison.over_rounds(runs, [charts.HELDOUT])
   (one,) = chart.series
   np.testing.assert_allclose(one.y, [30, 30])
   np.testing.assert_allclose(one.error, [2, np.nan])
 
 
 def test_a_run_that_lacks_a_curve_is_named_with_the_reason(tmp_path):
-  kl = next(c for c in charts.LEARNING if c.field == 'own.kl')
   runs = {
-    'a': read(tmp_path / 'a', own={'kl': 0.5}),
+    'a': read(tmp_path / 'a', own=workdir.Ratios(kl=0.5)),
     'b': read(tmp_path / 'b'),
     'c': read(tmp_path / 'c'),
   }
+  kl = [curve for curve in charts.LEARNING if curve.field == 'own.kl']
   chart, absent = comparison.over_rounds(runs, kl)
-  assert [one.name for one in chart.series] == ['a']
+  assert [series.name for series in chart.series] == ['a']
   assert absent == (
-    'KL to the policy at the start of b, c', 'method.kl_weight is 0',
+    'KL to the initial policy of b, c', 'method.kl_weight is 0',
   )  # fmt: skip
 
 
-def test_differences_are_of_configs_that_are_known(tmp_path):
+def test_differences_are_of_known_configs(tmp_path):
   runs = {
     'a': read(tmp_path / 'a', config={'only': [1]}),
     'b': read(tmp_path / 'b', config={'seed': 4}),
-    'c': read(tmp_path / 'c'),
   }
+  workdirs.write(tmp_path / 'c')
   (tmp_path / 'c' / 'config.json').unlink()
   runs['c'] = run_lib.read(tmp_path / 'c')
   assert comparison.differences(runs) == {
@@ -132,4 +134,3 @@ def test_totals_are_of_all_pairs(tmp_path):
   run = read(tmp_path, policies=('gemma', 'llama', 'qwen'))
   assert comparison.records(run)['used'] == 6 * 4 * 7
   assert comparison.residual(run).rollouts == 6 * 4 * 8
-  assert json.loads((tmp_path / 'summary.json').read_text())['rounds'] == 4

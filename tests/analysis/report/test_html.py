@@ -1,4 +1,4 @@
-"""Text is text, and numbers are short."""
+"""Text in templates is escaped, and numbers are written for people."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_text_is_printable_and_escaped(value, text):
   assert shown('value', value) == text
 
 
-def test_joined_text_is_as_any():
+def test_joined_text_is_printable_and_escaped():
   assert shown("value | join('; ')", ['<b>', '\u202e']) == '&lt;b&gt;; \\u202e'
 
 
@@ -57,5 +57,5 @@ def test_numbers_are_written_for_people(filter, value, text):
 
 @pytest.mark.parametrize('filter', ['number', 'percent', 'seconds', 'bytes'])
 @pytest.mark.parametrize('value', [None, math.nan, -math.inf])
-def test_what_is_not_known_is_a_dash(filter, value):
+def test_unknown_numbers_are_a_dash(filter, value):
   assert shown(f'value | {filter}', value) == '–'

@@ -1,0 +1,144 @@
+"""What a policy knows when it turns a round into training rows."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+
+import ml_collections
+import numpy as np
+
+from mrl_jax import records
+from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.thl import byte_tokenizer
+from mrl_jax.thl import transfer
+
+
+@dataclasses.dataclass
+class Log:
+  """What happened while rows were made, for the metrics of the round."""
+
+  # Peers' claims that were not believed and responses that were not admitted,
+  # counted by reason.
+  refused: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  # What THL could not carry, by sender.
+  residuals: dict[str, transfer.Residual] = dataclasses.field(
+    default_factory=dict
+  )
+  # Of sampler and trainer, if own rows were corrected for it.
+  mismatch: Mapping[str, float] | None = None
+  # Numbers of the method alone, by name; any method may add some.
+  metrics: dict[str, float | Mapping[str, float]] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def residual(self, sender: str) -> transfer.Residual:
+    return self.residuals.setdefault(sender, transfer.Residual())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+  """A round as one policy, the learner, sees it before it trains.
+
+  Baselines, selections and the makers of peer rows all take it; `algorithms`
+  has the tables.
+  """
+
+  # The learner's own rollouts, a group for each prompt.
+  groups: Sequence[Sequence[records.Rollout]]
+  received: Sequence[records.Record]  # From its peers.
+  settings: ml_collections.ConfigDict  # `config.method`
+  tokenizer: byte_tokenizer.ByteTokenizer  # The learner's.
+  limits: transfer.Limits  # Which rollouts of peers the learner accepts.
+  # Judges peers' responses with the learner's own verifier and rewards: maps
+  # (index of the prompt, payload, finish, number of tokens) of each response to
+  # (reward, verdict).
+  judge: Callable[
+    [Sequence[tuple[int, bytes, records.Finish, int]]],
+    Sequence[tuple[float, records.Verdict]],
+  ]
+  # Log-probabilities of rows under the learner as it is, each f32 [T]; with
+  # `reference=True`, under the reference policy.
+  score: Callable[..., Sequence[np.ndarray]]
+  rng: np.random.Generator  # Of the learner's random choices in this round.
+  # w(learner, policy) of every policy that told its accuracy; see
+  # `hacpo.capability_ratios`.
+  capability: Mapping[str, float]
+  # Indices of the prompts whose own groups are trained on; None is all.
+  kept: Sequence[int] | None = None
+  log: Log = dataclasses.field(default_factory=Log)  # Changed in place.
+
+  @functools.cached_property
+  def index(self) -> dict[str, int]:
+    """The index of every prompt of the round, by the prompt's id."""
+    return {group[0].header.prompt: p for p, group in enumerate(self.groups)}
+
+  @functools.cached_property
+  def peer_records(self) -> list[records.Record]:
+    """Records about prompts of this round; of each kind, a peer's newest.
+
+    With `see.max_staleness`, a peer's group may be there of several rounds.
+    """
+    about = [r for r in self.received if r.header.prompt in self.index]
+    newest = {}
+    for r in about:
+      newest[_source(r)] = max(newest.get(_source(r), 0), r.header.round)
+    return [r for r in about if r.header.round == newest[_source(r)]]
+
+  @functools.cached_property
+  def rewards_PG(self) -> np.ndarray:
+    """f64, rewards of own rollouts."""
+    return np.array([[r.reward for r in group] for group in self.groups])
+
+  @functools.cached_property
+  def successes_P(self) -> np.ndarray:
+    """i64, the number of own successes on every prompt."""
+    return np.array([sum(r.success for r in group) for group in self.groups])
+
+  @property
+  def success_rate_P(self) -> np.ndarray:
+    """f64, the share of own samples of every prompt that succeed."""
+    return self.successes_P / self.group_size
+
+  @property
+  def group_size(self) -> int:
+    """G, own samples of a prompt."""
+    return len(self.groups[0])
+
+  @functools.cached_property
+  def own_moments_P3(self) -> np.ndarray:
+    """`moments` of own rewards."""
+    return moments(self.rewards_PG)
+
+  @functools.cached_property
+  def peer_moments(self) -> dict[str, np.ndarray]:
+    """`moments` of what each peer sent in `GroupStats`, f64 [P, 3].
+
+    They are zeros for prompts that a peer sent nothing about.
+    """
+    peers = {}
+    for r in self.peer_records:
+      if isinstance(r, records.GroupStats):
+        moments_P3 = peers.setdefault(
+          r.header.policy, np.zeros((len(self.groups), 3))
+        )
+        sums = (r.count, r.reward_sum, r.reward_square_sum)
+        moments_P3[self.index[r.header.prompt]] += sums
+    return peers
+
+  def rescore(self, rows: Sequence[rows_lib.Row]) -> list[rows_lib.Row]:
+    """The rows with the learner's log-probabilities as denominators."""
+    return rows_lib.replaced(rows, old_logp=self.score(rows))
+
+
+def moments(rewards_PG: np.ndarray) -> np.ndarray:
+  """Count, sum and sum of squares of the rewards of every group, f64 [P, 3]."""
+  count_P = np.full(len(rewards_PG), rewards_PG.shape[1], np.float64)
+  return np.stack([count_P, rewards_PG.sum(1), (rewards_PG**2).sum(1)], 1)
+
+
+def _source(record):
+  header = record.header
+  return header.policy, header.prompt, records.kind(record)

@@ -1,0 +1,46 @@
+"""Training rows of peers' rollouts, carried over by THL."""
+
+from collections.abc import Sequence
+
+from mrl_jax import records
+from mrl_jax.sharing import context as context_lib
+from mrl_jax.sharing import peer_groups
+from mrl_jax.sharing import rows as rows_lib
+from mrl_jax.thl import transfer
+
+
+def pairs(
+  groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
+) -> list[tuple[rows_lib.Row, records.Rollout]]:
+  """A row for each rollout that THL carries over, beside the rollout.
+
+  Denominators are the peer's log-probabilities, carried onto the learner's
+  tokens. What THL refuses or loses is counted in the log of `context`.
+  """
+  found = []
+  for group in groups:
+    for rollout in group.rollouts:
+      moved = transfer.transfer(
+        rollout,
+        context.tokenizer,
+        context.limits,
+        context.log.residual(group.peer),
+      )
+      if moved is not None:
+        row = rows_lib.Row(
+          group.prompt,
+          moved.ids,
+          moved.behaviour_logp,
+          rollout.advantage,
+          moved.chunk,
+          moved.mask,
+        )
+        found.append((row, rollout))
+  return found
+
+
+def rows(
+  groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
+) -> list[rows_lib.Row]:
+  """The rows of `pairs`, unchanged."""
+  return [row for row, _ in pairs(groups, context)]

@@ -1,0 +1,370 @@
+"""The work dir of a run: its files, and the schema of what is in them.
+
+  config.json        `Setup`: the config, and digests of what the run read
+  plan.json          `Plan`: which policy has which devices
+  metrics.jsonl      `Row`: a line for each round and policy
+  evaluations.jsonl  `Evaluation`: a line for each evaluation and policy
+  summary.json       `Summary`, once the run is finished
+  checkpoints/ tensorboard/ see/ (journals) cache/ report.html
+
+Runs write these structs, and analysis reads them; both import this module. A
+field that is None or empty is not written: it is not known, or does not apply.
+"""
+
+from collections.abc import Mapping
+import json
+import os
+from typing import Annotated
+
+import ml_collections
+import msgspec
+
+from mrl_jax import checks
+from mrl_jax import config as config_lib
+from mrl_jax import files
+from mrl_jax.thl import transfer
+
+SETUP, PLAN, SUMMARY = 'config.json', 'plan.json', 'summary.json'
+ROUNDS, EVALUATIONS = 'metrics.jsonl', 'evaluations.jsonl'
+CHECKPOINTS, TENSORBOARD, JOURNALS = 'checkpoints', 'tensorboard', 'see'
+CACHE, REPORT = 'cache', 'report.html'
+FORMAT = 2  # Of config.json; a run of another format is not resumed.
+OVERALL = 'all'  # Names the accuracy over all families.
+
+Number = float | None
+Count = Annotated[int, msgspec.Meta(ge=0)]
+# Counts of records by 'sender->receiver' (in a `Row`, by sender), kind and fate.
+Pairs = dict[str, dict[str, dict[str, int]]]
+Residuals = dict[str, transfer.Residual]
+
+
+class _Struct(msgspec.Struct, frozen=True, omit_defaults=True):
+  pass
+
+
+class Setup(_Struct, frozen=True, omit_defaults=False):
+  """What a run was started with.
+
+  Attributes:
+    format: `FORMAT` of the version that wrote it.
+    config: the flat config.
+    inputs: a digest of prompts, tokenizers and templates.
+    tokenizers: each policy's tokenizer folder, relative if within the work dir.
+    weights: fingerprints of the pretrained weights of policies that have a path.
+  """
+
+  format: int = FORMAT
+  config: dict[str, object] = {}
+  inputs: str = ''
+  tokenizers: dict[str, str] = {}
+  weights: dict[str, str] = {}
+
+
+class PolicyPlan(_Struct, frozen=True):
+  """What a policy is, and its devices.
+
+  `memory_bytes` is the planner's estimate for each device, `load` the policy's
+  operations a device relative to those of the slowest policy.
+  """
+
+  model: str = ''
+  tokenizer: str = ''
+  parameters: Count | None = None
+  adapters: Count = 0
+  vocabulary: Count | None = None
+  devices: list[Count] = []
+  mesh: dict[str, Count] = {}
+  memory_bytes: Number = None
+  load: Number = None
+
+
+class Plan(_Struct, frozen=True):
+  """The policies of this process and, by place, those that are elsewhere."""
+
+  devices: str = ''
+  policies: dict[str, PolicyPlan] = {}
+  elsewhere: dict[str, str] = {}
+  prompts_skipped: Count = 0
+
+
+class Ratios(_Struct, frozen=True):
+  """Means over the tokens of one kind of rows, own or peers'.
+
+  `log_ratio_counts` is the histogram of log importance ratios with the edges
+  `config.LOG_RATIO_EDGES`.
+  """
+
+  loss: Number = None
+  ratio: Number = None
+  ratio_second_moment: Number = None
+  ess_fraction: Number = None
+  clip_fraction: Number = None
+  truncated: Number = None
+  max_ratio: Number = None
+  kl: Number = None
+  logp: Number = None
+  log_ratio_counts: list[Count] = []
+
+  def __post_init__(self):
+    bins = len(config_lib.LOG_RATIO_EDGES) + 1
+    if self.log_ratio_counts and len(self.log_ratio_counts) != bins:
+      raise ValueError(f'{len(self.log_ratio_counts)} bins in place of {bins}')
+
+
+class Timing(_Struct, frozen=True):
+  """Seconds: of the round, in the exchange, and of the run so far."""
+
+  seconds: Number = None
+  tokens_per_second: Number = None
+  exchange: Number = None
+  waited: dict[str, float] = {}  # By peer.
+  elapsed: Number = None
+  phases: dict[str, float] = {}
+
+
+class Row(_Struct, frozen=True):
+  """Metrics of one policy in one round.
+
+  `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
+  failed. `exchange`, `residuals` and `rescued_by` are by sender. `method` has
+  the metrics of one method only, such as GRAFT's median compatibility.
+  """
+
+  round: Count
+  policy: str
+  reward: Number = None
+  accuracy: Number = None
+  response_length: Number = None
+  stopped: Number = None
+  entropy: Number = None
+  all_fail_groups: Number = None
+  zero_signal_groups: Number = None
+  rollouts: Count | None = None
+  rows_with_signal: Number = None
+  grad_norm: Number = None
+  own: Ratios = Ratios()
+  peer: Ratios = Ratios()
+  mismatch: Ratios = Ratios()
+  peer_records: Count | None = None
+  peer_records_unused: Count | None = None
+  peer_rows: Count | None = None
+  peer_rows_refused: Count | None = None
+  rescue_rate: Number = None
+  rescued_by: dict[str, float] = {}
+  method: dict[str, float | dict[str, float]] = {}
+  refused: dict[str, Count] = {}
+  exchange: Pairs = {}
+  residuals: Residuals = {}
+  verified: dict[str, Count] = {}
+  heldout_accuracy: dict[str, float] = {}
+  timing: Timing = Timing()
+
+
+class Completion(_Struct, frozen=True):
+  """A completion of a held-out prompt, and its verdict.
+
+  `logp` is the mean log-probability of its tokens (nats).
+  """
+
+  prompt: str
+  completion: str
+  answer: str = ''
+  reward: Number = None
+  verdict: str = ''
+  finish: str = ''
+  tokens: Count | None = None
+  logp: Number = None
+
+
+class Evaluation(_Struct, frozen=True):
+  """How a policy does on held-out prompts, after a number of rounds.
+
+  Attributes:
+    rounds: rounds done before it.
+    policy: the policy's name.
+    accuracy: the share of right answers, over several samples a prompt; under
+      'all', and under each family's name.
+    error: its standard error over prompts, under the same names; None if there
+      is one prompt only.
+    best: completions with the highest rewards, of the prompts with the lowest
+      accuracy first; every family gets one before any gets a second.
+    worst: completions with the lowest rewards, the most likely ones first;
+      families take turns as in `best`.
+  """
+
+  rounds: Count
+  policy: str
+  accuracy: dict[str, float]
+  error: dict[str, Number] = {}
+  best: list[Completion] = []
+  worst: list[Completion] = []
+
+  @property
+  def overall(self) -> tuple[Number, Number]:
+    """Accuracy over all prompts, and its error."""
+    return self.accuracy.get(OVERALL), self.error.get(OVERALL)
+
+
+class BeforeAfter(_Struct, frozen=True):
+  """An accuracy before the first round and after the last."""
+
+  before: float
+  after: float
+
+
+class FamiliesBeforeAfter(_Struct, frozen=True):
+  """The same by family."""
+
+  before: dict[str, float]
+  after: dict[str, float]
+
+
+class PolicySummary(_Struct, frozen=True):
+  heldout_accuracy: BeforeAfter
+  heldout_accuracy_by_family: FamiliesBeforeAfter
+
+
+class RunTiming(_Struct, frozen=True, omit_defaults=False):
+  """Seconds: of the run, in the exchange, and waited, by 'sender->receiver'."""
+
+  seconds: Number = None
+  exchange: Number = None
+  waited: dict[str, float] = {}
+
+
+class Summary(_Struct, frozen=True, omit_defaults=False):
+  """What came of a run; pairs are 'sender->receiver'.
+
+  `exchange` counts what was offered to the policies of this process, `sent`
+  what they sent to other processes.
+  """
+
+  rounds: Count
+  method: str = ''
+  seed: int | None = None
+  timing: RunTiming = RunTiming()
+  policies: dict[str, PolicySummary] = {}
+  exchange: Pairs = {}
+  sent: Pairs = {}
+  refusals: dict[str, dict[str, Count]] = {}
+  messages_refused: dict[str, Count] = {}
+  residuals: Residuals = {}
+  prompts_skipped: Count = 0
+
+
+def write(folder: str, name: str, value: msgspec.Struct) -> None:
+  """Writes a JSON file of a work dir; a kill leaves the old or the new one."""
+  text = json.dumps(msgspec.to_builtins(value, str_keys=True), indent=1)
+  files.write(os.path.join(folder, name), text)
+
+
+def lines(path: str) -> list[dict]:
+  """The objects in a file of JSON lines, up to a line that a kill cut short."""
+  objects = []
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as f:
+      for line in f:
+        if not line.endswith('\n'):
+          break
+        objects.append(json.loads(line))
+  return objects
+
+
+def setup(folder: str) -> Setup | None:
+  """Reads the `Setup` of a work dir; None if there is none.
+
+  Raises:
+    InputError: it is damaged, or of another format.
+  """
+  path = os.path.join(folder, SETUP)
+  if not os.path.exists(path):
+    return None
+  with open(path, encoding='utf-8') as f:
+    try:
+      values = json.load(f)
+    except ValueError as error:
+      raise checks.InputError(f'{path} is not JSON: {error}') from error
+  checks.require(
+    isinstance(values, dict) and values.get('format') == FORMAT,
+    f'{folder} was written by another version of mrl_jax, which this one can '
+    'neither resume nor export; give a fresh --workdir',
+  )
+  return msgspec.convert(values, Setup)
+
+
+def cache_dir(config: ml_collections.ConfigDict, folder: str) -> str:
+  """The folder of what several runs may use."""
+  return config.cache_dir or os.path.join(folder, CACHE)
+
+
+def prepare(folder: str, config: ml_collections.ConfigDict) -> None:
+  """Makes a work dir, or checks that the one that exists has this config.
+
+  Raises:
+    InputError: it belongs to another config, or is not a work dir at all.
+  """
+  began = setup(folder)
+  if began is not None:
+    theirs, mine = map(
+      config_lib.without_places, (began.config, config_lib.flat(config))
+    )
+    differ = [
+      f'{key}: {theirs.get(key)!r} there, {mine.get(key)!r} now'
+      for key in sorted({*theirs, *mine})
+      if theirs.get(key) != mine.get(key)
+    ]
+    checks.require(
+      not differ,
+      f'{folder} was written by another config; give a fresh --workdir, or '
+      'the same flags to resume. They differ in\n  ' + '\n  '.join(differ),
+    )
+    return
+  checks.require(
+    not os.path.isfile(folder), f'--workdir={folder} is a file, not a folder'
+  )
+  os.makedirs(folder, exist_ok=True)
+  others = sorted({*os.listdir(folder)} - {CACHE, SETUP + files.ASIDE})
+  checks.require(
+    not others,
+    f'{folder} is not a work dir: it has no {SETUP}, and holds '
+    f'{", ".join(others[:3])}. Give a fresh --workdir',
+  )
+
+
+def claim(
+  folder: str,
+  config: ml_collections.ConfigDict,
+  *,
+  inputs: str,
+  tokenizers: Mapping[str, str],
+  weights: Mapping[str, str],
+) -> None:
+  """Writes the `Setup` of a run, or checks that a resumed run has the same.
+
+  Raises:
+    InputError: prompts, tokenizers or weights are not those of the first start.
+  """
+  began = setup(folder)
+  if began is None:
+    mine = Setup(
+      config=config_lib.flat(config),
+      inputs=inputs,
+      tokenizers={n: _within(p, folder) for n, p in tokenizers.items()},
+      weights=dict(weights),
+    )
+    write(folder, SETUP, mine)
+    return
+  checks.require(
+    (began.inputs, began.weights) == (inputs, weights),
+    f'{folder} began with other prompts, tokenizers or weights than its config '
+    'leads to now; put the files back to resume, or give a fresh --workdir',
+  )
+
+
+def _within(path, folder) -> str:
+  """A path relative to a folder that it is in; otherwise unchanged."""
+  if not os.path.isdir(path):
+    return path  # A hub name.
+  path, folder = os.path.abspath(path), os.path.abspath(folder)
+  inside = os.path.commonpath([path, folder]) == folder
+  return os.path.relpath(path, folder) if inside else path

@@ -1,0 +1,78 @@
+import pytest
+
+from mrl_jax.sharing import peer_groups
+from tests import examples
+
+GROUPS = [examples.group([0.0], prompt=p) for p in ('p0', 'p1')]
+
+
+def gather(received, kind, **changes):
+  context = examples.context(groups=GROUPS, received=received, **changes)
+  return peer_groups.gather(context, kind), +context.log.refused
+
+
+def test_rollouts_of_a_peer_and_prompt_are_one_group():
+  group = examples.group([1.0, 0.0, 1.0], policy='b', prompt='p1')
+  other = examples.group([0.0], policy='a', prompt='p1')
+  first = examples.group([0.0, 1.0], policy='b', prompt='p0')
+  stats = examples.stats([1.0], policy='b', prompt='p1')
+  received = [group[0], *other, *first, *group[1:], stats]
+  found, refused = gather(received, 'rollout')
+  assert [(g.prompt, g.peer, g.count, g.successes) for g in found] == [
+    (0, 'b', 2, 1),
+    (1, 'a', 1, 0),
+    (1, 'b', 3, 2),
+  ]
+  assert [r.header.sample for r in found[2].rollouts] == [0, 1, 2]
+  assert found[2].successful_texts() == [group[0].payload, group[2].payload]
+  assert not refused
+
+
+def test_an_outcome_is_a_group_of_texts():
+  outcome = examples.outcome((b'= 1', b'so = 1'), policy='b', prompt='p1')
+  received = [outcome, examples.rollout(policy='b', prompt='p0')]
+  ((group,), _) = gather(received, 'outcome')
+  assert (group.peer, group.prompt, group.count, group.successes) == (
+    'b', 1, 4, 2,
+  )  # fmt: skip
+  assert group.successful_texts() == [b'= 1', b'so = 1']
+
+
+def test_what_a_peer_claims_of_its_rollouts_is_not_believed():
+  # It claims 1 0 0 with advantages of a million; it is 0 1 0.
+  group = [
+    examples.replace(rollout, advantage=1e6)
+    for rollout in examples.group([1.0, 0.0, 0.0], policy='b')
+  ]
+
+  def judge(responses):
+    asked = [(0, r.payload, r.finish, len(r.ids)) for r in group]
+    assert responses == asked
+    return [(0.0, 'wrong'), (1.0, 'correct'), (0.0, 'wrong')]
+
+  ((found,), refused) = gather(group, 'rollout', judge=judge)
+  assert found.successes == 1
+  assert [r.reward for r in found.rollouts] == [0.0, 1.0, 0.0]
+  assert [r.success for r in found.rollouts] == [False, True, False]
+  # Mean 1/3, deviation sqrt(2)/3.
+  assert [r.advantage for r in found.rollouts] == pytest.approx(
+    [-0.7071, 1.4142, -0.7071], rel=1e-3
+  )
+  assert refused == {'false_verdict': 2}
+
+
+def test_false_successes_of_an_outcome_are_left_out_and_counted():
+  def judge(responses):
+    return [
+      (1.0, 'correct') if payload == b'= 1' else (0.0, 'wrong')
+      for _, payload, _, _ in responses
+    ]
+
+  some = examples.outcome((b'= 1', b'= 2'), policy='b')
+  none = examples.outcome((b'= 2', b'= 3'), policy='c')
+  found, refused = gather([some, none], 'outcome', judge=judge)
+  assert [(g.peer, g.successes, g.successful_texts()) for g in found] == [
+    ('b', 2, [b'= 1']),
+    ('c', 0, []),
+  ]
+  assert refused == {'false_success': 3}
