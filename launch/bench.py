@@ -1,4 +1,4 @@
-"""Times single parts of mrl_jax on this machine.
+"""Measures the time or memory of one part of mrl_jax on this machine.
 
 python launch/bench.py thl --json=thl.json
 python launch/bench.py see --response=4096

@@ -3,13 +3,16 @@
 from absl import flags
 import bench_tools
 
-_VOCAB = flags.DEFINE_integer('vocab', 128_256, 'memory: V.', 1)
-_ROWS = flags.DEFINE_integer('rows', 8, 'memory: B.', 1)
-_LENGTH = flags.DEFINE_integer('length', 1024, 'memory: T.', 1)
-_LAYERS = flags.DEFINE_integer('layers', 2, 'memory: L.', 1)
-_D_MODEL = flags.DEFINE_integer('d_model', 256, 'memory: D.', 64)
+_VOCAB = flags.DEFINE_integer('vocab', 128_256, 'memory: vocabulary size.', 1)
+_ROWS = flags.DEFINE_integer('rows', 8, 'memory: rows.', 1)
+_LENGTH = flags.DEFINE_integer('length', 1024, 'memory: tokens a row.', 1)
+_LAYERS = flags.DEFINE_integer('layers', 2, 'memory: layers.', 1)
+_D_MODEL = flags.DEFINE_integer('d_model', 256, 'memory: model width.', 64)
 _CHUNKS = flags.DEFINE_multi_integer(
-  'chunk', [256, 1024, 4096], 'memory: tokens; may be repeated.', 1
+  'chunk',
+  [256, 1024, 4096],
+  'memory: tokens whose logits are in memory; may be repeated.',
+  1,
 )
 _PROMPT = 8  # Tokens.
 

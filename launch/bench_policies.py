@@ -16,9 +16,11 @@ from mrl_jax.rewards import judge
 # Config files are not installed.
 sys.path.insert(0, os.fspath(pathlib.Path(__file__).resolve().parents[1]))
 
-_UP_TO = flags.DEFINE_integer('up_to', 4, 'policies: at most so many.', 1)
-_PLAYED = flags.DEFINE_integer('played', 3, 'policies: rounds of a median.', 1)
-_BEST_OF = flags.DEFINE_integer('best_of', 3, 'policies: medians.', 1)
+_UP_TO = flags.DEFINE_integer('up_to', 4, 'policies: largest number.', 1)
+_PLAYED = flags.DEFINE_integer(
+  'played', 3, 'policies: rounds a measurement.', 1
+)
+_BEST_OF = flags.DEFINE_integer('best_of', 3, 'policies: measurements.', 1)
 # A method without exchange, and one that exchanges the rollouts of all peers, or
 # of one peer for each prompt.
 METHODS = {
@@ -80,7 +82,7 @@ def run() -> bench_tools.Result:
       f'{method}, s a round': seconds,
       f'{method}, x alone': seconds / (n * best[method, 1]),
     }
-  about = {'medians': _BEST_OF.value, 'rounds of each': _PLAYED.value}
+  about = {'measurements': _BEST_OF.value, 'rounds of each': _PLAYED.value}
   return bench_tools.Result(about, rows)
 
 

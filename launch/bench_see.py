@@ -1,5 +1,6 @@
 """The benchmark of the Shared Experience Exchange; see `launch/bench.py`."""
 
+import itertools
 import multiprocessing
 import socket
 import tempfile
@@ -7,7 +8,6 @@ import time
 
 from absl import flags
 import bench_tools
-import msgspec
 import numpy as np
 
 from mrl_jax import checks
@@ -20,8 +20,8 @@ from mrl_jax.see import security
 from mrl_jax.see import wire
 
 _ROUNDS = flags.DEFINE_integer('rounds', 20, 'see: number of rounds.', 1)
-_ROLLOUTS = flags.DEFINE_integer('rollouts', 256, 'see: rollouts of each.', 1)
-_RESPONSE = flags.DEFINE_integer('response', 512, 'see: tokens of each.', 1)
+_ROLLOUTS = flags.DEFINE_integer('rollouts', 256, 'see: rollouts a round.', 1)
+_RESPONSE = flags.DEFINE_integer('response', 512, 'see: tokens a rollout.', 1)
 _BEST_OF = 3
 _KINDS = ('rollout',)
 _LIMITS = inbox_lib.Limits(
@@ -44,13 +44,12 @@ def run() -> bench_tools.Result:
 
   Bytes are those of the encoded records.
   """
-  group = [_rollout(i) for i in range(_ROLLOUTS.value)]
   rounds = [
-    [_of_round(rollout, round) for rollout in group]
+    [_rollout(round, i) for i in range(_ROLLOUTS.value)]
     for round in range(_ROUNDS.value)
   ]
-  count = len(rounds) * len(group)
-  size = len(rounds) * sum(len(wire.encode(rollout)) for rollout in group)
+  count = _ROUNDS.value * _ROLLOUTS.value
+  size = sum(len(wire.encode(r)) for r in itertools.chain(*rounds))
   ways = {'in process': _in_process, 'journal': _journal, 'gRPC': _grpc}
   rows = {}
   for name, exchange in ways.items():
@@ -63,18 +62,11 @@ def run() -> bench_tools.Result:
   return bench_tools.Result({'records': count, 'bytes': size}, rows)
 
 
-def _rollout(i) -> records.Rollout:
-  rng = np.random.default_rng(i)
-  ids = rng.integers(0, 256, _RESPONSE.value, np.int32)
-  lengths, payload = np.ones_like(ids), bytes(ids.astype(np.uint8))
-  header = {'run': 'bench', 'policy': 'a', 'tokenizer': 'bytes'}
-  header |= {'prompt': f'p{i // 8}', 'sample': i % 8}
-  return bench_tools.rollout(ids, lengths, payload, rng, **header)
-
-
-def _of_round(rollout, round) -> records.Rollout:
-  header = msgspec.structs.replace(rollout.header, round=round)
-  return msgspec.structs.replace(rollout, header=header)
+def _rollout(round, i) -> records.Rollout:
+  payload = np.random.default_rng(i).bytes(_RESPONSE.value)
+  ids = np.frombuffer(payload, np.uint8).astype(np.int32)
+  header = {'round': round, 'prompt': f'p{i // 8}', 'sample': i % 8}
+  return bench_tools.rollout(ids, np.ones_like(ids), payload, **header)
 
 
 def _inbox() -> inbox_lib.Inbox:

@@ -18,8 +18,10 @@ from mrl_jax.thl import align
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
-_REPEATS = flags.DEFINE_integer('repeats', 50, 'thl: of each timing.', 1)
-_TOKENS = flags.DEFINE_integer('tokens', 8000, 'thl: of the sender.', 1)
+_REPEATS = flags.DEFINE_integer('repeats', 50, 'thl: repetitions.', 1)
+_TOKENS = flags.DEFINE_integer(
+  'tokens', 8000, 'thl: sender tokens of the text.', 1
+)
 _SENDER = flags.DEFINE_string(
   'sender', None, 'thl: a Hugging Face folder; by default one is trained.'
 )
@@ -131,14 +133,8 @@ def _rollout(sender, text) -> records.Rollout:
   checks.require(
     len(ids) == count, f'--tokens={count}, but the text has {len(ids)}'
   )
-  return bench_tools.rollout(
-    ids,
-    sender.byte_length_V[ids],
-    sender.decode(ids),
-    np.random.default_rng(0),
-    **{'run': '', 'policy': '', 'prompt': '', 'sample': 0},
-    tokenizer=sender.fingerprint,
-  )
+  payload, header = sender.decode(ids), {'tokenizer': sender.fingerprint}
+  return bench_tools.rollout(ids, sender.byte_length_V[ids], payload, **header)
 
 
 def _gold(sender_lengths, lengths) -> Callable[[], tuple] | None:

@@ -22,17 +22,17 @@ def seconds(function: Callable, *arguments) -> float:
   return time.perf_counter() - start
 
 
+_HEADER = {'run': 'bench', 'round': 0, 'policy': 'a', 'prompt': 'p0',
+           'sample': 0, 'tokenizer': 'bytes'}  # fmt: skip
+
+
 def rollout(
-  ids: np.ndarray,
-  byte_lengths: np.ndarray,
-  payload: bytes,
-  rng: np.random.Generator,
-  **header,
+  ids: np.ndarray, byte_lengths: np.ndarray, payload: bytes, **header
 ) -> records.Rollout:
   """A wrong completion of these tokens, with random log-probabilities."""
-  logp = -rng.random(len(ids), np.float32)
+  logp = -np.random.default_rng(0).random(len(ids), np.float32)
   return records.Rollout(
-    header=records.Header(round=0, version=0, created=0.0, **header),
+    header=records.Header(version=0, created=0.0, **{**_HEADER, **header}),
     payload=payload,
     finish='length',
     ids=ids,

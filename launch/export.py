@@ -32,13 +32,14 @@ _SHARD_MIB = flags.DEFINE_integer(
 
 
 def main(argv):
+  if len(argv) > 1:
+    sys.exit(f'not a flag: {argv[1]!r}')
+  # Imported when a mistake in the flags has been reported.
   import jax
 
   from mrl_jax import checks
   from mrl_jax.training import export
 
-  if len(argv) > 1:
-    sys.exit(f'not a flag: {argv[1]!r}')
   logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads.
   jax.config.update('jax_platforms', 'cpu')
   try:

@@ -25,8 +25,7 @@ _OUT = flags.DEFINE_string(
 def write(folders: list[str]) -> str:
   """Writes the page; returns its path.
 
-  Raises:
-    InputError: a folder is not the work dir of a run, or is given twice.
+  Raises InputError if a folder is not the work dir of a run, or given twice.
   """
   checks.require(bool(folders), 'name the work dirs of one run or several')
   if len(folders) > 1:

@@ -12,11 +12,13 @@ resumes a study that was stopped.
 
 from collections.abc import Mapping, Sequence
 import fcntl
+import itertools
 import os
 import pathlib
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -25,7 +27,6 @@ from typing import NamedTuple
 from absl import app
 from absl import flags
 from ml_collections import config_flags
-import numpy as np
 from rich import console as console_lib
 
 from mrl_jax import checks
@@ -57,71 +58,41 @@ _CACHE = 'cache'
 _OVERRIDE = re.compile(r'--?config\.')
 
 
-class Arm(NamedTuple):
-  """An arm of the study: a file of configs/, and changes of its keys."""
-
-  label: str
-  file: str
-  overrides: Mapping[str, str]
-
-  def flags(self, seed: int, out: str) -> list[str]:
-    """The flags of launch/tpu_pod.py for a run of the arm."""
-    path = ROOT / 'configs' / f'{self.file}.py'
-    cache = os.path.join(os.path.abspath(out), _CACHE)
-    values = {'cache_dir': cache, **self.overrides, 'seed': seed}
-    return [
-      f'--config={path}',
-      *(f'--config.{key}={value}' for key, value in values.items()),
-    ]
-
-  def config(self, seed: int, out: str) -> dict:
-    """The flat config that launch/tpu_pod.py makes of these flags.
-
-    Raises:
-      InputError: a flag is wrong.
-    """
-    holder, argv = flags.FlagValues(), [self.label, *self.flags(seed, out)]
-    config = config_flags.DEFINE_config_file(
-      'config', lock_config=True, flag_values=holder, sys_argv=argv
-    )
-    try:
-      holder(argv)
-    except (AttributeError, KeyError, flags.Error) as error:
-      cause = error
-      while isinstance(cause.args[0], Exception):
-        cause = cause.args[0]
-      raise checks.InputError(f'{self.label}: {cause.args[0]}') from error
-    config_lib.check(config.value)
-    return config_lib.flat(config.value)
-
-
 def arms(
-  methods: Sequence[str], extra: Sequence[str], overrides: Sequence[str]
-) -> list[Arm]:
-  """The arms that --methods, --arm and --config.KEY=VALUE describe.
+  methods: Sequence[str],
+  extra: Sequence[str],
+  overrides: Sequence[str],
+  out: str,
+) -> dict[str, list[str]]:
+  """The flags of launch/tpu_pod.py for each arm, by label, without the seed.
 
-  Raises:
-    InputError: a flag is wrong.
+  `methods`, `extra` and `overrides` are the values of --methods, --arm and
+  --config.KEY=VALUE. Raises InputError if one of them is wrong.
   """
+  cache = {'cache_dir': os.path.join(os.path.abspath(out), _CACHE)}
   common = _values([text.lstrip('-').partition('.')[2] for text in overrides])
-  known = dict.fromkeys(p.stem for p in (ROOT / 'configs').glob('*.py'))
-  found = [Arm(method, method, common) for method in methods]
-  for text in extra:
-    words = shlex.split(text)
+  files = {path.stem: path for path in (ROOT / 'configs').glob('*.py')}
+  flags_of = {}
+  for text in [*(f'{method}={method}' for method in methods), *extra]:
+    try:
+      words = shlex.split(text)
+    except ValueError as error:
+      raise checks.InputError(f'--arm={text!r}: {error}') from error
     label, equals, file = (words or [''])[0].partition('=')
     checks.require(
       bool(equals), f'--arm={text!r} is not LABEL=FILE KEY=VALUE ...'
     )
-    found.append(Arm(label, file, {**common, **_values(words[1:])}))
-  for arm in found:
-    checks.choose(arm.file, known, 'file of configs/')
+    path = checks.choose(file, files, 'file of configs/')
     checks.require(
-      bool(_LABEL.fullmatch(arm.label)) and arm.label != _CACHE,
-      f'{arm.label!r} cannot be the label of an arm. Labels name folders: use '
+      bool(_LABEL.fullmatch(label)) and label != _CACHE,
+      f'{label!r} cannot be the label of an arm. Labels name folders: use '
       f'letters, digits, _ . and -, and not {_CACHE!r}',
     )
-  _check_distinct([arm.label for arm in found], 'arm')
-  return found
+    checks.require(label not in flags_of, f'arm {label} is given twice')
+    values = {**cache, **common, **_values(words[1:])}
+    flags_of[label] = [f'--config={path}']
+    flags_of[label] += [f'--config.{k}={value}' for k, value in values.items()]
+  return flags_of
 
 
 def _values(pairs) -> dict[str, str]:
@@ -137,17 +108,29 @@ def _values(pairs) -> dict[str, str]:
 
 
 def _seeds(texts) -> list[int]:
-  for text in texts:
+  for i, text in enumerate(texts):
     checks.require(
       text.isdecimal(), f'--seeds: {text!r} is not a whole number from 0 on'
     )
-  _check_distinct(texts, 'seed')
+    checks.require(text not in texts[:i], f'seed {text} is given twice')
   return [int(text) for text in texts]
 
 
-def _check_distinct(names, what) -> None:
-  twice = sorted({name for name in names if names.count(name) > 1})
-  checks.require(not twice, f'{what} {", ".join(twice)} is given twice')
+def config(label: str, values: Sequence[str]) -> dict:
+  """The flat config of an arm's flags; raises InputError if one is wrong."""
+  holder, argv = flags.FlagValues(), [label, *values]
+  defined = config_flags.DEFINE_config_file(
+    'config', lock_config=True, flag_values=holder, sys_argv=argv
+  )
+  try:
+    holder(argv)
+  except (AttributeError, KeyError, flags.Error) as error:
+    cause = error
+    while isinstance(cause.args[0], Exception):
+      cause = cause.args[0]
+    raise checks.InputError(f'{label}: {cause.args[0]}') from error
+  config_lib.check(defined.value)
+  return config_lib.flat(defined.value)
 
 
 class Job(NamedTuple):
@@ -159,45 +142,40 @@ class Job(NamedTuple):
   command: Sequence[str]
 
   @property
-  def name(self) -> str:
-    return f'{self.arm}, seed {self.seed}'
-
-  @property
   def log(self) -> str:
     return f'{self.folder}.log'
 
   @property
-  def has_warm_starts(self) -> bool:
-    """Whether the run trains already, and no longer makes its warm starts."""
-    return os.path.exists(os.path.join(self.folder, workdir.ROUNDS))
+  def is_cold(self) -> bool:
+    """Whether the run does not train yet: it may still make its warm starts."""
+    return not os.path.exists(os.path.join(self.folder, workdir.ROUNDS))
 
 
-def jobs(found: Sequence[Arm], seeds: Sequence[int], out: str) -> list[Job]:
-  """The runs that are not complete.
+def jobs(
+  flags_of: Mapping[str, Sequence[str]], seeds: Sequence[int], out: str
+) -> list[Job]:
+  """The runs of some arms that are not complete.
 
-  They go seed by seed, so that a part of a study compares all arms.
-
-  Raises:
-    InputError: the config of a run is wrong.
+  They go seed by seed, so that a part of a study compares all arms. Raises
+  InputError if the config of a run is wrong.
   """
   script, todo = os.fspath(ROOT / 'launch' / 'tpu_pod.py'), []
-  for seed in seeds:
-    for arm in found:
-      folder = study.folder(os.path.abspath(out), arm.label, seed)
-      if not _is_complete(folder, arm.config(seed, out)):
-        options = (*arm.flags(seed, out), f'--workdir={folder}')
-        command = (sys.executable, script, *options)
-        todo.append(Job(arm.label, seed, folder, command))
+  for seed, (arm, values) in itertools.product(seeds, flags_of.items()):
+    folder = study.folder(os.path.abspath(out), arm, seed)
+    values = [*values, f'--config.seed={seed}']
+    if not _is_complete(folder, config(arm, values)):
+      command = (sys.executable, script, *values, f'--workdir={folder}')
+      todo.append(Job(arm, seed, folder, command))
   return todo
 
 
-def _is_complete(folder, config) -> bool:
+def _is_complete(folder, asked) -> bool:
   """Whether the run exists; launch/tpu_pod.py refuses to change its config."""
   try:
     stored = study.read_run(folder).config
   except checks.InputError:
     return False
-  asked = study.without_seed(config)
+  asked = study.without_seed(asked)
   return all(stored.get(key) == value for key, value in asked.items())
 
 
@@ -212,18 +190,18 @@ def run(
   waiting, running, failed, seconds = list(todo), {}, {}, []
   try:
     while waiting or running:
-      ended = [j for j, (p, _) in running.items() if p.poll() is not None]
-      for job in ended:
-        process, began = running.pop(job)
+      for job, (process, began) in list(running.items()):
+        if process.poll() is None:
+          continue
+        del running[job]
         seconds.append(time.monotonic() - began)
-        why = _result(job, process.returncode, console)
-        if why:
+        if why := _result(job, process.returncode, console):
           failed[job.arm, job.seed] = why
         left = len(waiting) + len(running)
-        minutes = left * sum(seconds) / len(seconds) / parallel / 60
+        minutes = left * statistics.fmean(seconds) / parallel / 60
         if left:
           _say(console, f'  {left:,} to go, about {minutes:,.0f} min')
-      cold = {job.seed for job in running if not job.has_warm_starts}
+      cold = {job.seed for job in running if job.is_cold}
       ready = [job for job in waiting if job.seed not in cold]
       if not ready or len(running) >= parallel:
         time.sleep(_POLL_S if running else 0)
@@ -263,20 +241,19 @@ def _stop(processes) -> None:
 
 def _result(job, status, console) -> str:
   """Prints the result of a run; returns why it failed, or ''."""
+  name = f'{job.arm}, seed {job.seed}'
   try:
     checks.require(status == 0, f'exit status {status}')
     result = study.read_run(job.folder)
   except checks.InputError as error:
     with open(job.log, encoding='utf-8', errors='replace') as log:
       lines = log.read().splitlines()[-_LAST_LINES:]
-    _say(console, f'{job.name} failed: {error}. The end of {job.log}:')
-    _say(console, '\n'.join(f'  {line}' for line in lines))
+    text = f'{name} failed: {error}. The end of {job.log}:'
+    _say(console, '\n  '.join([text, *lines]))
     return f'failed: {error}; see {job.log}'
-  before, after = (
-    np.mean([*a.values()]) for a in (result.before, result.after)
-  )
-  seconds = f'{result.seconds:,.0f} s'
-  _say(console, f'{job.name}: {before:.1%} → {after:.1%}, {seconds}')
+  before = statistics.fmean(result.before.values())
+  after = statistics.fmean(result.after.values())
+  _say(console, f'{name}: {before:.1%} → {after:.1%}, {result.seconds:,.0f} s')
   return ''
 
 
@@ -298,8 +275,7 @@ def _say(console: console_lib.Console, text: str) -> None:
 def conduct(argv: Sequence[str], console: console_lib.Console) -> bool:
   """Makes the runs, and reports; returns whether all are complete.
 
-  Raises:
-    InputError: a flag is wrong.
+  Raises InputError if a flag is wrong.
   """
   # It imports matplotlib, which takes a moment.
   from mrl_jax.analysis import study_report
@@ -311,23 +287,18 @@ def conduct(argv: Sequence[str], console: console_lib.Console) -> bool:
       _OVERRIDE.match(text) is not None,
       f'not a flag: {text!r}; flags of every run are --config.KEY=VALUE',
     )
-  found = arms(_METHODS.value, _ARMS.value, argv)
-  labels, seeds = [arm.label for arm in found], _seeds(_SEEDS.value)
+  flags_of = arms(_METHODS.value, _ARMS.value, argv, out)
+  labels, seeds = list(flags_of), _seeds(_SEEDS.value)
   if is_report:
     stored_labels, stored_seeds = _stored(out)
     labels, seeds = labels or stored_labels, seeds or stored_seeds
-  checks.require(
-    bool(labels),
-    f'no study in {out}: looked for ARM/seed-N'
-    if is_report
-    else 'name what to compare with --methods or --arm',
-  )
+    checks.require(bool(labels), f'no study in {out}: looked for ARM/seed-N')
+  checks.require(bool(labels), 'name what to compare with --methods or --arm')
   baseline = _BASELINE.value or ('grpo' if 'grpo' in labels else labels[0])
   checks.choose(baseline, dict.fromkeys(labels), 'arm for --baseline')
-  failed = {}
-  seeds = seeds or [0, 1, 2]
+  seeds, failed = seeds or [0, 1, 2], {}
   if not is_report:
-    todo = jobs(found, seeds, out)
+    todo = jobs(flags_of, seeds, out)
     total = len(labels) * len(seeds)
     console.print(f'{total:,} runs, {total - len(todo):,} of them complete')
     failed = run(todo, _PARALLEL.value, console)

@@ -30,7 +30,7 @@ _WORKDIR = flags.DEFINE_string(
 )
 
 
-def main(argv):
+def main(_):
   # Imported after flags are parsed: a mistake in them is reported at once.
   import jax
 
@@ -39,8 +39,6 @@ def main(argv):
   from mrl_jax.training import job as job_lib
   from mrl_jax.training import loop
 
-  if len(argv) > 1:
-    sys.exit(f'not a flag: {argv[1]!r}; flags are --config.KEY=VALUE')
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
   config = _CONFIG.value
@@ -67,15 +65,21 @@ def main(argv):
 
 
 def write_report(workdir, console):
-  """Writes the page of the run so far, and prints where it is."""
+  """Writes the page of the run so far, and prints where it is.
+
+  An error is logged, not raised: it must not replace the error of the run.
+  """
   from mrl_jax.analysis.report import page
 
-  path = page.write(workdir)
-  console.print(f'Report: {path}', soft_wrap=True, markup=False)
+  try:
+    path = page.write(workdir)
+    console.print(f'Report: {path}', soft_wrap=True, markup=False)
+  except Exception:
+    logging.exception('launch/report.py may report %s later', workdir)
 
 
 def parse(argv):
-  """Parses flags; reports a missing file or unknown key without a traceback."""
+  """Parses flags; reports a mistake in them without a traceback."""
   try:
     rest = app.parse_flags_with_usage(argv)
     _CONFIG.value.keys()  # A file that could not be read fails here.
@@ -85,6 +89,8 @@ def parse(argv):
     while isinstance(error.args[0], Exception):
       error = error.args[0]
     sys.exit(f'--config: no such key: {error.args[0]}')
+  if len(rest) > 1:
+    sys.exit(f'not a flag: {rest[1]!r}; flags are --config.KEY=VALUE')
   return rest
 
 

@@ -46,13 +46,6 @@ class Parts(NamedTuple):
   ratio: str = 'token'
 
 
-class Baseline(NamedTuple):
-  """A baseline, and the kinds of records that it reads."""
-
-  function: Callable[[context_lib.Context], grpo.Baseline]
-  reads: tuple[str, ...] = ()
-
-
 class How(NamedTuple):
   """How selected groups of peers enter the update."""
 
@@ -61,8 +54,9 @@ class How(NamedTuple):
     [Sequence[peer_groups.PeerGroup], context_lib.Context],
     Sequence[rows_lib.Row],
   ]
-  # What is maximised on these rows, made of `config.method`.
-  objective: Callable[[ml_collections.ConfigDict], objectives.Objective]
+  # What is maximised on these rows: maps (`config.method`, scores, rows), as
+  # `objectives.Objective.function` does.
+  objective: Callable
   reads: str = 'rollout'  # The kind of records that the groups come from.
   needs: tuple[str, ...] = ()  # Other kinds of records that it reads.
   # Of a peer's rollout: against the learner's 'baseline', or in the group of its
@@ -92,7 +86,7 @@ METHODS = {
   'graft': Parts(which='balanced', how='graft'),
 }
 WHICH = {
-  'none': select.nothing,
+  'none': None,
   'all': select.everything,
   'rescue': select.rescue,
   'complementary': select.complementary,
@@ -100,10 +94,11 @@ WHICH = {
   'random': select.random,
 }
 BASELINES = {
-  'own': Baseline(grpo.own),
-  'pooled': Baseline(xgrpo.pooled, reads=('group_stats',)),
-  'interpolated': Baseline(xgrpo.interpolated, reads=('group_stats',)),
-  'capability': Baseline(hacpo.baseline, reads=('group_stats',)),
+  'own': grpo.own,
+  # The others read peers' `GroupStats`.
+  'pooled': xgrpo.pooled,
+  'interpolated': xgrpo.interpolated,
+  'capability': hacpo.baseline,
 }
 HOW = {
   'none': None,
@@ -147,16 +142,19 @@ class Method:
   @property
   def kinds(self) -> frozenset[str]:
     """The kinds of records that policies publish and collect."""
-    kinds = BASELINES[self.parts.baseline].reads
+    kinds = {'group_stats'} if self.parts.baseline != 'own' else set()
     if self.how:
-      kinds += (self.how.reads, *self.how.needs)
+      kinds |= {self.how.reads, *self.how.needs}
     return frozenset(kinds)
 
   @property
   def objectives(self) -> dict[str, objectives.Objective]:
     """What is maximised on own and on peer rows."""
-    peer = {'peer': self.how.objective(self.settings)} if self.how else {}
-    return {'own': objectives.own(self.settings, self.parts.ratio), **peer}
+    functions = {'own': objectives.own(self.settings, self.parts.ratio)}
+    if self.how:
+      peer = functools.partial(self.how.objective, self.settings)
+      functions['peer'] = objectives.Objective(peer)
+    return functions
 
   @property
   def peer_average(self) -> str:
@@ -170,7 +168,7 @@ class Method:
 
   def batch(self, context: context_lib.Context) -> rows_lib.Batch:
     """Turns own groups and what peers gave into the rows of a round."""
-    baseline = BASELINES[self.parts.baseline].function(context)
+    baseline = BASELINES[self.parts.baseline](context)
     peer = self._peer_rows(context, baseline)
     prompts = {row.prompt for row in peer}
     replaced = prompts if self.how and self.how.replaces else ()
@@ -205,7 +203,6 @@ class Method:
     return rows
 
   def _peer_rows(self, context, baseline) -> Sequence[rows_lib.Row]:
-    """Rows of the selected groups of peers."""
     if self.how is None:
       return []
     groups = WHICH[self.parts.which](
@@ -245,10 +242,9 @@ class Method:
 def rescues(context: context_lib.Context) -> Mapping:
   """The share of the prompts that the learner fails which peers claim to solve.
 
-  Returns:
-    'rescue_rate', of the prompts that a whole own group fails and that peers
-    share, the share that any peer solved; 'rescued_by', the share that each
-    peer solved. Empty if there is no such prompt.
+  Returns 'rescue_rate', of the prompts that a whole own group fails and that
+  peers share, the share that any peer solved, and 'rescued_by', the share that
+  each peer solved; nothing if there is no such prompt.
   """
   failed = {p for p, n in enumerate(context.successes_P) if not n}
   shared, solved = set(), {}
@@ -274,8 +270,7 @@ def rescues(context: context_lib.Context) -> Mapping:
 def build(settings: ml_collections.ConfigDict) -> Method:
   """The method that `config.method` describes.
 
-  Raises:
-    InputError: parts that cannot go together.
+  Raises InputError if its parts cannot go together.
   """
   parts = METHODS[settings.name]
   given = {part: settings[part] for part in Parts._fields if settings[part]}

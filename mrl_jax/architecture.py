@@ -1,4 +1,4 @@
-"""The architecture of a decoder: sizes, traits of its family, dtypes, adapters."""
+"""The architecture of a decoder: sizes, features, dtypes and adapters."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -10,10 +10,8 @@ REMAT = ('none', 'dots', 'block')
 # The axes of the norms of queries and of keys.
 QK_NORMS = {'none': (), 'head': ('E', 'E'), 'heads': ('HE', 'KE')}
 # Hugging Face's names of the matrices that an adapter may change.
-PROJECTIONS = (
-  *('q_proj', 'k_proj', 'v_proj', 'o_proj'),
-  *('gate_proj', 'up_proj', 'down_proj'),
-)
+_ATTENTION = ('q_proj', 'k_proj', 'v_proj', 'o_proj')
+PROJECTIONS = (*_ATTENTION, 'gate_proj', 'up_proj', 'down_proj')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,16 +23,14 @@ class Rope:
   original context, and divided by `factor` if it makes fewer than `low`.
   """
 
-  base: float = 10_000.0  # Of the geometric sequence of wavelengths.
+  base: float = 10_000.0  # Pair i has the frequency base ** (-2 i / E).
   scaling: str = 'none'
-  factor: float = (
-    1.0  # Length of the extended over that of the original context.
-  )
+  factor: float = 1.0  # Length of the extended over the original context.
   original_length: int = 0  # The original context, in tokens.
   low: float = 1.0
   high: float = 4.0
   amplitude: float = 1.0  # Of sine and cosine.
-  truncate: bool = True  # 'yarn': whether its ramp ends at whole dimensions.
+  truncate: bool = True  # 'yarn': whether its ramp ends at whole pairs.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +62,7 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-  """A decoder: its sizes, and the traits of its family."""
+  """A decoder: its sizes, and the features of its family."""
 
   vocab_size: int
   num_layers: int
@@ -76,18 +72,18 @@ class ModelConfig:
   num_kv_heads: int
   head_dim: int
   activation: str = 'silu'
-  layers: Sequence[Layer] = (Layer(),)  # The layers cycle through it.
+  layers: Sequence[Layer] = (Layer(),)  # Repeated for all `num_layers`.
   # Whether attention and feed-forward have a norm 'before', 'after' (OLMo 2) or
   # 'both' (Gemma 2 and 3).
   norms: str = 'before'
   norm_eps: float = 1e-6
   norm_offset: bool = False  # Whether norms scale by 1 + w (Gemma).
-  # Norm of queries and keys: over each 'head' (Qwen3, Gemma 3), over all 'heads'
-  # together (OLMo 2), or 'none'.
+  # Norm of queries and keys: 'none', over each 'head' (Qwen3, Gemma 3), or over
+  # all 'heads' together (OLMo 2).
   qk_norm: str = 'none'
   qkv_bias: bool = False
   out_bias: bool = False
-  query_size: float = 0  # Scores are divided by its root; 0 is `head_dim`.
+  query_size: float = 0  # Scores are divided by its root; 0: by `head_dim`'s.
   # c of the soft cap c tanh(x / c) of attention scores and of logits (Gemma 2);
   # 0 is none.
   score_cap: float = 0
@@ -99,9 +95,7 @@ class ModelConfig:
   # What the backward pass recomputes: nothing ('none'), all but the products
   # with weights ('dots'), or whole layers ('block').
   remat: str = 'none'
-  lora: Lora | None = (
-    None  # Adapters, which then are the only trained parameters.
-  )
+  lora: Lora | None = None  # Adapters; with them, only they are trained.
 
   def __post_init__(self):
     checks.require(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 import hashlib
 import json
 import math
+import operator
 import pkgutil
 import re
 
@@ -59,16 +60,14 @@ def flat(config: ml_collections.ConfigDict, prefix: str = '') -> dict:
 
 def nested(values: Mapping) -> ml_collections.ConfigDict:
   """Makes a config of flat values; the inverse of `flat`."""
-  config = ml_collections.ConfigDict()
+  config = {}
   for key, value in values.items():
     *folders, name = key.split('.')
     part = config
     for folder in folders:
-      if folder not in part:
-        part[folder] = ml_collections.ConfigDict()
-      part = part[folder]
+      part = part.setdefault(folder, {})
     part[name] = tuple(value) if isinstance(value, list) else value
-  return config
+  return ml_collections.ConfigDict(config)
 
 
 def without_places(values: Mapping) -> dict:
@@ -83,14 +82,13 @@ def of_all_processes(values: Mapping) -> dict:
 
 def listens_to(policies: ml_collections.ConfigDict) -> dict[str, list[str]]:
   """The peers that each policy takes records from, in their order."""
-  listed = {name: policy.listens_to for name, policy in policies.items()}
   return {
     name: [
       n
       for n in policies
-      if n != name and (n in peers or config_keys.EVERYBODY in peers)
+      if n != name and {n, config_keys.EVERYBODY} & {*policy.listens_to}
     ]
-    for name, peers in listed.items()
+    for name, policy in policies.items()
   }
 
 
@@ -103,8 +101,7 @@ def digest(values) -> str:
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks every key, and keys against each other, before anything is built.
 
-  Raises:
-    InputError: names the key, its value and what it may be.
+  Raises InputError, which names the key, its value and what it may be.
   """
   for name, value in flat(config).items():
     pattern = _NAMED.sub('NAME', name)
@@ -167,27 +164,22 @@ def check(config: ml_collections.ConfigDict) -> None:
 def _check_value(name, value, key: config_keys.Key) -> None:
   if value == key.default:
     return
-  require = checks.require
-  for number in value if isinstance(value, list) else [value]:
-    require(
-      not isinstance(number, float) or math.isfinite(number),
+  for element in value if isinstance(value, list) else [value]:
+    checks.require(
+      not isinstance(element, float) or math.isfinite(element),
       f'{name} = {value}; it must be a finite number',
     )
-  require(
-    key.least is None or value >= key.least,
-    f'{name} = {value}; it must be at least {key.least}',
-  )
-  require(
-    key.most is None or value <= key.most,
-    f'{name} = {value}; it must be at most {key.most}',
-  )
-  require(
-    key.above is None or value > key.above,
-    f'{name} = {value}; it must be above {key.above}',
-  )
-  if key.choices:
-    for chosen in value if isinstance(value, list) else [value]:
-      checks.choose(chosen, dict.fromkeys(choices(key)), name)
+    if key.choices:
+      checks.choose(element, dict.fromkeys(choices(key)), name)
+  for bound, fits, relation in (
+    (key.least, operator.ge, 'at least'),
+    (key.most, operator.le, 'at most'),
+    (key.above, operator.gt, 'above'),
+  ):
+    checks.require(
+      bound is None or fits(value, bound),
+      f'{name} = {value}; it must be {relation} {bound}',
+    )
 
 
 def choices(key: config_keys.Key) -> Iterable[str]:

@@ -14,22 +14,15 @@ THINKING = {'': None, 'on': True, 'off': False}
 
 
 class Key(NamedTuple):
-  """A key of the config.
+  """A key of the config."""
 
-  Attributes:
-    default: the default value, which is always allowed and sets the type.
-    about: the meaning of the key, in a line.
-    least, most: inclusive bounds of a number.
-    above: exclusive lower bound of a number.
-    choices: the allowed values, or the allowed elements of a tuple. A string
-      'module:TABLE' allows the names of the rows of that table of mrl_jax.
-  """
-
-  default: object
-  about: str
-  least: float | None = None
+  default: object  # It is always allowed, and sets the type.
+  about: str  # The meaning of the key, in a line.
+  least: float | None = None  # Inclusive bounds of a number.
   most: float | None = None
-  above: float | None = None
+  above: float | None = None  # Exclusive lower bound of a number.
+  # The allowed values, or elements of a tuple. A string 'module:TABLE' allows the
+  # names of the rows of that table of mrl_jax.
   choices: Iterable[str] | str = ()
 
 
@@ -37,7 +30,6 @@ _DTYPES = ('float32', 'bfloat16')
 
 
 def _optimizer(learning_rate, warmup_steps, final_fraction, weight_decay):
-  """The keys of an optimizer, with these defaults."""
   return {
     'name': Key('adamw', 'Optimizer.', choices='update.optimizer:OPTIMIZERS'),
     'state_dtype': Key('float32', 'Of stored moments.', choices=_DTYPES),

@@ -1,7 +1,7 @@
 """Configs, tokenizers and chat templates of Hugging Face folders.
 
-`transformers` is imported when it is used: that takes a second, and warns that
-torch, which nothing here uses, is missing.
+`transformers` is imported only when it is used: the import takes a second, and
+warns that torch, which nothing here uses, is missing.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from mrl_jax import checks
 from mrl_jax import files
 
 _PROMPT = '{prompt}'
-# Prepended to a template, so that it does not depend on today's date: the date is
-# the one that Llama 3's template writes without a clock.
+# Prepended to a template, so that its text does not depend on today's date. The
+# date is the default of Llama 3's template.
 _SAME_DAY = (
   '{% macro strftime_now(form) %}{{ form'
   " | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')"
@@ -36,8 +36,7 @@ def _transformers():
 def load_tokenizer(path: str):
   """Loads the fast tokenizer at `path`, a folder or a hub name.
 
-  Raises:
-    InputError: there is none, or it has no end-of-sequence token.
+  Raises InputError if there is none, or it has no end-of-sequence token.
   """
   tokenizer = _load('AutoTokenizer', 'tokenizer', path)
   checks.require(
@@ -49,12 +48,10 @@ def load_tokenizer(path: str):
 
 
 def stop_ids(path: str) -> tuple[int, ...]:
-  """The stop tokens in a model's generation config or, if absent, its config.
+  """The stop tokens of the model at `path`, a folder or a hub name.
 
-  `path` is a folder or a hub name. Without any in either file, they are ().
-
-  Raises:
-    InputError: a file is malformed, or the hub does not answer.
+  They are in its generation config or else in its config; () if in neither.
+  Raises InputError if a file is malformed, or the hub does not answer.
   """
   folder = _folder(path, '*config.json')
   for name in ('generation_config.json', 'config.json'):
@@ -79,14 +76,13 @@ def stop_ids(path: str) -> tuple[int, ...]:
 def weights_folder(path: str) -> str:
   """The folder with a model's weights, downloaded if `path` is a hub name.
 
-  Raises:
-    InputError: `path` is neither a folder nor a name on the hub.
+  Raises InputError if `path` is neither a folder nor a name on the hub.
   """
   return _folder(path, '*.safetensors', *(f'*{s}' for s in _BESIDE_WEIGHTS))
 
 
 def _folder(path, *patterns) -> str:
-  """The folder at `path`; of a hub name, with its files of these patterns."""
+  """The folder `path`, or a download of the files that match the patterns."""
   if os.path.isdir(path):
     return path
   import huggingface_hub
@@ -108,15 +104,12 @@ def chat_template(
   """The text of a tokenizer's chat template before and after a prompt.
 
   Some templates write today's date; here it is always 26 July 2024, so that
-  runs can be repeated. Some trim the user's message; prompts are not trimmed.
+  runs can be repeated. Some templates trim the user's message; prompts are not
+  trimmed.
 
-  Args:
-    tokenizer: of `load_tokenizer`.
-    system: the system prompt; '' is none.
-    thinking: the template's `enable_thinking`; None leaves the default.
-
-  Raises:
-    InputError: there is no template, or it cannot write such a chat.
+  `system` is the system prompt, '' for none; `thinking` is the template's
+  `enable_thinking`, None for its default. Raises InputError if there is no
+  template, or if it cannot write such a chat.
   """
   path = tokenizer.name_or_path
   checks.require(
@@ -173,8 +166,7 @@ def save_tokenizer(
 def load_config(path: str) -> dict:
   """Loads the config of the model at `path`, with the defaults of its family.
 
-  Raises:
-    InputError: there is none, or `transformers` does not know the family.
+  Raises InputError if there is none, or if `transformers` lacks the family.
   """
   return _load('AutoConfig', 'config of a model', path).to_dict()
 
@@ -182,22 +174,22 @@ def load_config(path: str) -> dict:
 def _load(kind, what, path):
   try:
     return getattr(_transformers(), kind).from_pretrained(path)
-  except Exception as error:  # Files that cannot be read raise anything.
+  except Exception as error:  # `transformers` may raise anything.
     raise checks.InputError(
       f'no {what} could be loaded from {path!r}: {error}'
     ) from error
 
 
 def source_dtype(path: str) -> str | None:
-  """The dtype that the config at `path` names; None if it names none."""
+  """The dtype in the config at `path`; None if it names none."""
   dtype = load_config(path).get('dtype')
   return dtype and str(dtype).removeprefix('torch.')
 
 
 def copy_config(path: str, tokenizer: str, folder: str, dtype: str) -> None:
-  """Copies config and tokenizer of the model at `path`, but not its weights.
+  """Copies the config of the model at `path`, but not its weights, to `folder`.
 
-  `tokenizer` may be another path, whose tokenizer is copied instead.
+  The tokenizer is copied from the path `tokenizer`, which may be the same.
   """
   source = weights_folder(path)
   names = ['config.json']
@@ -206,12 +198,12 @@ def copy_config(path: str, tokenizer: str, folder: str, dtype: str) -> None:
   else:
     _save_tokenizer(tokenizer, folder)
   for name in names:
-    if not name.endswith('.index.json'):
+    if not name.endswith('.index.json'):  # An index of shards of weights.
       shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
   about = os.path.join(folder, 'config.json')
   with open(about, encoding='utf-8') as f:
     values = json.load(f)
-  values.pop('torch_dtype', None)  # As transformers 4 calls it.
+  values.pop('torch_dtype', None)  # The name of `dtype` in transformers 4.
   files.write(about, json.dumps({**values, 'dtype': dtype}, indent=2))
 
 
@@ -225,7 +217,7 @@ def save_config(
 
 
 def _save_tokenizer(path, folder) -> dict:
-  """Writes a tokenizer and its generation config; returns its special ids."""
+  """Writes a tokenizer and a generation config; returns its special ids."""
   tokenizer = load_tokenizer(path)
   tokenizer.save_pretrained(folder)
   ends = sorted({tokenizer.eos_token_id, *stop_ids(path)})

@@ -1,6 +1,7 @@
-"""The parameters of a decoder: their shapes, and names in files.
+"""The parameters of a decoder: their shapes, and their names in files.
 
-Files of weights have Hugging Face's names and layouts, files of adapters PEFT's.
+Files of weights have the names and layouts of Hugging Face, files of adapters
+those of PEFT.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ import numpy as np
 from mrl_jax.architecture import ModelConfig
 from mrl_jax.architecture import QK_NORMS
 
-# Matrices of a layer: Hugging Face's name, input axes, output axes, and the field
-# of `ModelConfig` that adds a bias.
+# Matrices of a layer: Hugging Face's name, input axes, output axes, and the
+# field of `ModelConfig` that adds a bias.
 _PROJECTIONS = {
   'attention.q': ('self_attn.q_proj', 'D', 'HE', 'qkv_bias'),
   'attention.k': ('self_attn.k_proj', 'D', 'KE', 'qkv_bias'),
@@ -43,13 +44,13 @@ _NORMS = {
 
 
 class Tensor(NamedTuple):
-  """A tensor of a file: a matrix, or a vector if it has no columns."""
+  """A tensor in a file: a matrix, or a vector if it has no columns."""
 
-  sizes: Mapping[str, int]  # Of the axes, by letter.
-  name: str  # In the file.
+  sizes: Mapping[str, int]  # The sizes of the axes, by their letters.
+  name: str  # The tensor's name in the file.
   letters: str  # The axes of our parameter, in our order.
-  rows: str  # The axes that are flattened into rows there.
-  columns: str = ''  # The axes that are flattened into columns there.
+  rows: str  # The axes that are flattened into rows in the file.
+  columns: str = ''  # The axes that are flattened into columns in the file.
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -68,7 +69,7 @@ class Tensor(NamedTuple):
 
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
-  """The tensors of a model by the path of our parameter, without adapters."""
+  """The tensors of a model without adapters, by the path of our parameter."""
   table, sizes = {}, config.axis_sizes
 
   def add(path, name, *axes):
@@ -94,7 +95,7 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def adapters(config: ModelConfig) -> dict[str, Tensor]:
-  """The tensors of a model's adapters by path, as PEFT names them."""
+  """The tensors of a model's adapters, by the path of our parameter."""
   table, sizes = {}, config.axis_sizes
   targets = config.lora.target_modules if config.lora else ()
   for i in range(config.num_layers):
@@ -102,12 +103,10 @@ def adapters(config: ModelConfig) -> dict[str, Tensor]:
       if name.rpartition('.')[2] in targets:
         path = f'blocks.{i}.{path}.adapter'
         name = f'base_model.model.model.layers.{i}.{name}'
-        table[f'{path}.a'] = Tensor(
-          sizes, f'{name}.lora_A.weight', inputs + 'R', 'R', inputs
-        )
-        table[f'{path}.b'] = Tensor(
-          sizes, f'{name}.lora_B.weight', 'R' + outputs, outputs, 'R'
-        )
+        axes_a = inputs + 'R', 'R', inputs
+        axes_b = 'R' + outputs, outputs, 'R'
+        table[f'{path}.a'] = Tensor(sizes, f'{name}.lora_A.weight', *axes_a)
+        table[f'{path}.b'] = Tensor(sizes, f'{name}.lora_B.weight', *axes_b)
   return table
 
 

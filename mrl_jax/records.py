@@ -35,9 +35,11 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
   solution: str = ''  # A worked solution.
 
 
-class Header(
-  msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
-):
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+  pass
+
+
+class Header(_Strict, kw_only=True):
   """The source of a record; (run ... sample) and its kind identify it."""
 
   run: str
@@ -51,58 +53,31 @@ class Header(
   schema: int = SCHEMA
 
 
-class Rollout(
-  msgspec.Struct,
-  tag='rollout',
-  frozen=True,
-  kw_only=True,
-  eq=False,
-  forbid_unknown_fields=True,
-):
-  """One completion, in the tokens of the policy that sampled it.
-
-  Attributes:
-    header: its source.
-    payload: the completion's bytes, without the stop token.
-    finish: 'stop' if `ids` ends with a stop token, else 'length'.
-    ids: i32 [T], the sampled tokens.
-    byte_lengths: i32 [T], bytes of each token, 0 for control tokens; they sum to
-      the length of the payload.
-    sampling_logp: f32 [T], log-probabilities under the sampling density (nats).
-    policy_logp: f32 [T], log-probabilities at temperature 1 (nats).
-    mask: bool [T], the tokens that may be trained on.
-    temperature, top_p: of sampling.
-    reward: the weighted sum of the reward functions.
-    advantage: GRPO's advantage in the sender's own group.
-    verdict: the sender's verdict on the answer.
-  """
+class Rollout(_Strict, tag='rollout', kw_only=True, eq=False):
+  """One completion, in the tokens of the policy that sampled it."""
 
   header: Header
-  payload: bytes
-  finish: Finish
-  ids: np.ndarray
+  payload: bytes  # The completion's bytes, without the stop token.
+  finish: Finish  # 'stop' if `ids` ends with a stop token, else 'length'.
+  ids: np.ndarray  # i32 [T], the sampled tokens.
+  # i32 [T], bytes of each token, 0 for control tokens; they sum to the length of
+  # the payload.
   byte_lengths: np.ndarray
-  sampling_logp: np.ndarray
-  policy_logp: np.ndarray
-  mask: np.ndarray
-  temperature: float
+  sampling_logp: np.ndarray  # f32 [T], under the sampling density (nats).
+  policy_logp: np.ndarray  # f32 [T], at temperature 1 (nats).
+  mask: np.ndarray  # bool [T], the tokens that may be trained on.
+  temperature: float  # Of sampling, as `top_p`.
   top_p: float = 1.0
-  reward: float
-  advantage: float = 0.0
-  verdict: Verdict
+  reward: float  # The weighted sum of the reward functions.
+  advantage: float = 0.0  # GRPO's, in the sender's own group.
+  verdict: Verdict  # The sender's, on the answer.
 
   @property
   def success(self) -> bool:
     return self.verdict == 'correct'
 
 
-class GroupStats(
-  msgspec.Struct,
-  tag='group_stats',
-  frozen=True,
-  kw_only=True,
-  forbid_unknown_fields=True,
-):
+class GroupStats(_Strict, tag='group_stats', kw_only=True):
   """Moments of the rewards of one policy's samples of one prompt."""
 
   header: Header
@@ -112,30 +87,16 @@ class GroupStats(
   successes: Count
 
 
-class Outcome(
-  msgspec.Struct,
-  tag='outcome',
-  frozen=True,
-  kw_only=True,
-  forbid_unknown_fields=True,
-):
-  """Successes of one policy's samples of one prompt, without probabilities.
-
-  Attributes:
-    header: its source.
-    count: number of samples.
-    successes: number of samples that the verifier found correct.
-    texts: bytes of some of those samples, each ended by the policy itself.
-    verifier: the name of the verifier.
-    verdict: the verdict on every one of `texts`.
-  """
+class Outcome(_Strict, tag='outcome', kw_only=True):
+  """Successes of one policy's samples of one prompt, without probabilities."""
 
   header: Header
-  count: Count
-  successes: Count
+  count: Count  # Number of samples.
+  successes: Count  # Number of samples that the verifier found correct.
+  # Bytes of some of those samples, each ended by the policy itself.
   texts: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MAX_TEXTS)]
-  verifier: str
-  verdict: Verdict
+  verifier: str  # The name of the verifier.
+  verdict: Verdict  # On every one of `texts`.
 
 
 Record = Rollout | GroupStats | Outcome

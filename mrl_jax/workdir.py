@@ -14,7 +14,7 @@ field that is None or empty is not written: it is not known, or does not apply.
 from collections.abc import Mapping
 import json
 import os
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import ml_collections
 import msgspec
@@ -36,31 +36,26 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 # Counts of records by 'sender->receiver' (in a `Row`, by sender), kind and fate.
 Pairs = dict[str, dict[str, dict[str, int]]]
 Residuals = dict[str, transfer.Residual]
+_Accuracy = TypeVar('_Accuracy')  # A number, or numbers by family.
 
 
 class _Struct(msgspec.Struct, frozen=True, omit_defaults=True):
   pass
 
 
-class Setup(_Struct, frozen=True, omit_defaults=False):
-  """What a run was started with.
+class Setup(_Struct, omit_defaults=False):
+  """What a run was started with."""
 
-  Attributes:
-    format: `FORMAT` of the version that wrote it.
-    config: the flat config.
-    inputs: a digest of prompts, tokenizers and templates.
-    tokenizers: each policy's tokenizer folder, relative if within the work dir.
-    weights: fingerprints of the pretrained weights of policies that have a path.
-  """
-
-  format: int = FORMAT
-  config: dict[str, object] = {}
-  inputs: str = ''
+  format: int = FORMAT  # Of the version that wrote it.
+  config: dict[str, object] = {}  # The flat config.
+  inputs: str = ''  # A digest of prompts, tokenizers and templates.
+  # Each policy's tokenizer folder, relative if within the work dir.
   tokenizers: dict[str, str] = {}
+  # Fingerprints of the pretrained weights of policies that have a path.
   weights: dict[str, str] = {}
 
 
-class PolicyPlan(_Struct, frozen=True):
+class PolicyPlan(_Struct):
   """What a policy is, and its devices.
 
   `memory_bytes` is the planner's estimate for each device, `load` the policy's
@@ -78,7 +73,7 @@ class PolicyPlan(_Struct, frozen=True):
   load: Number = None
 
 
-class Plan(_Struct, frozen=True):
+class Plan(_Struct):
   """The policies of this process and, by place, those that are elsewhere."""
 
   devices: str = ''
@@ -87,7 +82,7 @@ class Plan(_Struct, frozen=True):
   prompts_skipped: Count = 0
 
 
-class Ratios(_Struct, frozen=True):
+class Ratios(_Struct):
   """Means over the tokens of one kind of rows, own or peers'.
 
   `log_ratio_counts` is the histogram of log importance ratios with the edges
@@ -111,7 +106,7 @@ class Ratios(_Struct, frozen=True):
       raise ValueError(f'{len(self.log_ratio_counts)} bins in place of {bins}')
 
 
-class Timing(_Struct, frozen=True):
+class Timing(_Struct):
   """Seconds: of the round, in the exchange, and of the run so far."""
 
   seconds: Number = None
@@ -122,7 +117,7 @@ class Timing(_Struct, frozen=True):
   phases: dict[str, float] = {}
 
 
-class Row(_Struct, frozen=True):
+class Row(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
@@ -160,7 +155,7 @@ class Row(_Struct, frozen=True):
   timing: Timing = Timing()
 
 
-class Completion(_Struct, frozen=True):
+class Completion(_Struct):
   """A completion of a held-out prompt, and its verdict.
 
   `logp` is the mean log-probability of its tokens (nats).
@@ -176,27 +171,20 @@ class Completion(_Struct, frozen=True):
   logp: Number = None
 
 
-class Evaluation(_Struct, frozen=True):
-  """How a policy does on held-out prompts, after a number of rounds.
+class Evaluation(_Struct):
+  """How a policy does on held-out prompts."""
 
-  Attributes:
-    rounds: rounds done before it.
-    policy: the policy's name.
-    accuracy: the share of right answers, over several samples a prompt; under
-      'all', and under each family's name.
-    error: its standard error over prompts, under the same names; None if there
-      is one prompt only.
-    best: completions with the highest rewards, of the prompts with the lowest
-      accuracy first; every family gets one before any gets a second.
-    worst: completions with the lowest rewards, the most likely ones first;
-      families take turns as in `best`.
-  """
-
-  rounds: Count
+  rounds: Count  # Done before it.
   policy: str
+  # The share of right answers, over several samples a prompt; under 'all', and
+  # under each family's name.
   accuracy: dict[str, float]
+  # Its standard error over prompts; None if there is one prompt only.
   error: dict[str, Number] = {}
+  # Completions with the highest rewards, of the prompts with the lowest accuracy
+  # first; every family gets one before any gets a second.
   best: list[Completion] = []
+  # Those with the lowest rewards, the most likely ones first; families take turns.
   worst: list[Completion] = []
 
   @property
@@ -205,26 +193,19 @@ class Evaluation(_Struct, frozen=True):
     return self.accuracy.get(OVERALL), self.error.get(OVERALL)
 
 
-class BeforeAfter(_Struct, frozen=True):
-  """An accuracy before the first round and after the last."""
+class BeforeAfter(_Struct, Generic[_Accuracy]):
+  """A policy's accuracy before the first round and after the last."""
 
-  before: float
-  after: float
-
-
-class FamiliesBeforeAfter(_Struct, frozen=True):
-  """The same by family."""
-
-  before: dict[str, float]
-  after: dict[str, float]
+  before: _Accuracy
+  after: _Accuracy
 
 
-class PolicySummary(_Struct, frozen=True):
-  heldout_accuracy: BeforeAfter
-  heldout_accuracy_by_family: FamiliesBeforeAfter
+class PolicySummary(_Struct):
+  heldout_accuracy: BeforeAfter[float]
+  heldout_accuracy_by_family: BeforeAfter[dict[str, float]]
 
 
-class RunTiming(_Struct, frozen=True, omit_defaults=False):
+class RunTiming(_Struct, omit_defaults=False):
   """Seconds: of the run, in the exchange, and waited, by 'sender->receiver'."""
 
   seconds: Number = None
@@ -232,7 +213,7 @@ class RunTiming(_Struct, frozen=True, omit_defaults=False):
   waited: dict[str, float] = {}
 
 
-class Summary(_Struct, frozen=True, omit_defaults=False):
+class Summary(_Struct, omit_defaults=False):
   """What came of a run; pairs are 'sender->receiver'.
 
   `exchange` counts what was offered to the policies of this process, `sent`
@@ -260,36 +241,34 @@ def write(folder: str, name: str, value: msgspec.Struct) -> None:
 
 def lines(path: str) -> list[dict]:
   """The objects in a file of JSON lines, up to a line that a kill cut short."""
-  objects = []
-  if os.path.exists(path):
-    with open(path, encoding='utf-8') as f:
-      for line in f:
-        if not line.endswith('\n'):
-          break
-        objects.append(json.loads(line))
-  return objects
+  if not os.path.exists(path):
+    return []
+  with open(path, encoding='utf-8') as f:
+    return [json.loads(line) for line in f if line.endswith('\n')]
 
 
 def setup(folder: str) -> Setup | None:
   """Reads the `Setup` of a work dir; None if there is none.
 
-  Raises:
-    InputError: it is damaged, or of another format.
+  Raises InputError if it is damaged, or of another format.
   """
   path = os.path.join(folder, SETUP)
   if not os.path.exists(path):
     return None
-  with open(path, encoding='utf-8') as f:
-    try:
-      values = json.load(f)
-    except ValueError as error:
-      raise checks.InputError(f'{path} is not JSON: {error}') from error
-  checks.require(
-    isinstance(values, dict) and values.get('format') == FORMAT,
-    f'{folder} was written by another version of mrl_jax, which this one can '
-    'neither resume nor export; give a fresh --workdir',
-  )
-  return msgspec.convert(values, Setup)
+  with open(path, 'rb') as f:
+    data = f.read()
+  try:
+    format = msgspec.json.decode(data, type=dict).get('format')
+    checks.require(
+      format == FORMAT,
+      f'{folder} was written by another version of mrl_jax, which this one can '
+      'neither resume nor export; give a fresh --workdir',
+    )
+    return msgspec.json.decode(data, type=Setup)
+  except msgspec.DecodeError as error:
+    raise checks.InputError(
+      f'{path} is damaged: {error}; restore it, or give a fresh --workdir'
+    ) from error
 
 
 def cache_dir(config: ml_collections.ConfigDict, folder: str) -> str:
@@ -300,8 +279,7 @@ def cache_dir(config: ml_collections.ConfigDict, folder: str) -> str:
 def prepare(folder: str, config: ml_collections.ConfigDict) -> None:
   """Makes a work dir, or checks that the one that exists has this config.
 
-  Raises:
-    InputError: it belongs to another config, or is not a work dir at all.
+  Raises InputError if it belongs to another config, or is not a work dir.
   """
   began = setup(folder)
   if began is not None:
@@ -339,10 +317,9 @@ def claim(
   tokenizers: Mapping[str, str],
   weights: Mapping[str, str],
 ) -> None:
-  """Writes the `Setup` of a run, or checks that a resumed run has the same.
+  """Writes the `Setup` of a run; if it is resumed, requires the same inputs.
 
-  Raises:
-    InputError: prompts, tokenizers or weights are not those of the first start.
+  Raises InputError if prompts, tokenizers or weights have changed.
   """
   began = setup(folder)
   if began is None:
@@ -362,9 +339,9 @@ def claim(
 
 
 def _within(path, folder) -> str:
-  """A path relative to a folder that it is in; otherwise unchanged."""
+  """A path relative to a folder that it is in; otherwise absolute."""
   if not os.path.isdir(path):
     return path  # A hub name.
-  path, folder = os.path.abspath(path), os.path.abspath(folder)
-  inside = os.path.commonpath([path, folder]) == folder
-  return os.path.relpath(path, folder) if inside else path
+  relative = os.path.relpath(path, folder)
+  outside = relative.partition(os.sep)[0] == os.pardir
+  return os.path.abspath(path) if outside else relative

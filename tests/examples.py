@@ -150,6 +150,13 @@ def settings(name: str = 'grpo', **changes) -> ml_collections.ConfigDict:
   return method
 
 
+def train(**changes) -> ml_collections.ConfigDict:
+  """`config.train`, with one mini-batch a round."""
+  train = base.get_config().train
+  train.update({'mini_batches': 1, 'aggregation': 'token_mean', **changes})
+  return train
+
+
 def context(
   tokenizer: byte_tokenizer.ByteTokenizer | None = None,
   groups=None,

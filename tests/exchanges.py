@@ -10,11 +10,11 @@ import socket
 import time
 
 from mrl_jax import records
+from mrl_jax.see import exchange
 from mrl_jax.see import in_process
 from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal
 from mrl_jax.see import ledger as ledger_lib
-from mrl_jax.see import node as node_lib
 from mrl_jax.see import rpc
 from mrl_jax.see import security
 from tests import examples
@@ -73,19 +73,19 @@ def wait_until(condition) -> None:
 
 def local_node(
   listens_to, *, kinds=KINDS, journals=None, stored=None, **changes
-) -> node_lib.Node:
+) -> exchange.Node:
   """A node of policies that exchange in memory, and read journals."""
   inboxes = {n: inbox(n, peers, **changes) for n, peers in listens_to.items()}
   transports = [
     in_process.Transport(inboxes),
     journal.Transport(inboxes, stored or {}, kinds),
   ]
-  return node_lib.Node(inboxes, transports, kinds, journals)
+  return exchange.Node(inboxes, transports, kinds, journals)
 
 
 def remote_node(
   here, places, folder, listens_to=BOTH, state=b'', **changes
-) -> node_lib.Node:
+) -> exchange.Node:
   """An open node of the policies `here`; all have an address in `places`."""
   inboxes = {n: inbox(n, listens_to[n], **changes) for n in here}
   network = security.Network(
@@ -100,7 +100,7 @@ def remote_node(
     'run',
     os.fspath(folder / here),
   )
-  node = node_lib.Node(
+  node = exchange.Node(
     inboxes, [in_process.Transport(inboxes), transport], KINDS
   )
   if state:

@@ -92,8 +92,8 @@ MUTATIONS = (
   Mutation(
     'mean over T instead of tokens',
     'mrl_jax/training/packing.py',
-    "'token_mean': lambda length, rows, tokens, longest: 1 / tokens",
-    "'token_mean': lambda length, rows, tokens, longest: 1 / (rows * longest)",
+    "'token_mean': lambda length, tokens, **_: 1 / tokens",
+    "'token_mean': lambda rows, longest, **_: 1 / (rows * longest)",
     ('tests/training/test_packing.py',),
   ),
   Mutation(
@@ -337,8 +337,8 @@ MUTATIONS = (
   Mutation(
     'GRAFT compatibility inverted',
     _SHARING + 'graft.py',
-    'return np.exp(np.clip(means,',
-    'return np.exp(np.clip(-means,',
+    'np.clip(difference_B, -_MAX',
+    'np.clip(np.negative(difference_B), -_MAX',
     ('tests/sharing/test_graft.py',),
   ),
   Mutation(
@@ -407,8 +407,8 @@ MUTATIONS = (
   Mutation(
     'Llama 3 ramp inverted',
     _MODELS + 'rope.py',
-    'return frequency_I * (kept_I + (1 - kept_I) / rope.factor)\n\n\ndef _yarn',
-    'return frequency_I * (1 - kept_I + kept_I / rope.factor)\n\n\ndef _yarn',
+    'jnp.clip((turns_I - rope.low)',
+    '1 - jnp.clip((turns_I - rope.low)',
     ('tests/models/test_rope.py',),
   ),
   Mutation(

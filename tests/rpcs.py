@@ -60,7 +60,7 @@ class Receiver:
     return self.inbox.collect(round, exchanges.KINDS)
 
   def wait_for_round(self, round=0):
-    exchanges.wait_until(lambda: self.inbox.last_round('a') >= round)
+    exchanges.wait_until(lambda: self.inbox.finished['a'] >= round)
 
   def wait_for_files(self, count):
     exchanges.wait_until(lambda: len(os.listdir(self.folder)) == count)
@@ -68,7 +68,7 @@ class Receiver:
   def is_untouched(self):
     return (
       not self.transport.refused
-      and self.inbox.last_round('a') == -1
+      and self.inbox.finished['a'] == -1
       and not self.inbox.ledger.table()
       and not os.listdir(self.folder)
     )

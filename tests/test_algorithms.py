@@ -95,10 +95,7 @@ def packed(name, batch, **changes):
   (parts,) = packing.Packer(
     context=4,
     lengths={'own': 20, 'peer': 20},
-    multiple=4,
-    micro_rows=8,
-    mini_batches=1,
-    aggregation='token_mean',
+    train=examples.train(row_multiple=4, micro_rows=8),
     peer_average=method(name, **changes).peer_average,
   ).mini_batch_parts([np.ones(2, np.int32)] * 2, batch)
   return parts
@@ -443,8 +440,8 @@ def test_only_a_kl_penalty_needs_a_reference():
 
 def test_functions_of_the_tables_can_be_found_from_their_names():
   functions = [
-    *algorithms.WHICH.values(),
-    *(baseline.function for baseline in algorithms.BASELINES.values()),
+    *filter(None, algorithms.WHICH.values()),
+    *algorithms.BASELINES.values(),
     *(how.rows for how in algorithms.HOW.values() if how),
   ]
   for function in functions:

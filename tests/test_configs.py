@@ -64,7 +64,7 @@ def test_records_reach_all_listeners_in_their_own_tokens(
   config_lib.check(config)
   encoders = tokenizers(module)
   kinds = frozenset(records.KINDS)
-  places = peers.check(config, kinds, encoders)
+  places = peers.Peers(config, kinds, encoders)
   limits, residuals = transfer.Limits(**config.thl), {}
   with contextlib.closing(
     places.connect(run='run', folder=os.fspath(tmp_path))

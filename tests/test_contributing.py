@@ -74,7 +74,7 @@ def test_a_reward_that_reads_the_text(tables, monkeypatch):
     **{'reward.functions': ('exact', 'short'), 'reward.weights': (1.0, 0.5)}
   )
   config_lib.check(config)
-  judged = judge.build(config, judge.verifier(config.reward))
+  judged = judge.build(config, judge.VERIFIERS['exact'](config.reward))
   assert judged([test_functions.completion(b'= 13')]) == [(1.5, 'correct')]
 
 

@@ -26,6 +26,22 @@ def test_a_vector_of_all_heads_is_flat_in_the_file():
   assert tensor.to_ours(np.arange(6))[1, 0] == 3
 
 
+def test_adapters_have_the_names_and_shapes_of_peft():
+  lora = Lora(rank=3, alpha=6, target_modules=('o_proj', 'up_proj'))
+  adapters = parameters.adapters(examples.model(lora=lora, head_dim=6))
+  layer = 'base_model.model.model.layers.1.'
+  assert {
+    tensor.name.removeprefix(layer): tensor.shape
+    for tensor in adapters.values()
+    if tensor.name.startswith(layer)
+  } == {
+    'self_attn.o_proj.lora_A.weight': (3, 24),
+    'self_attn.o_proj.lora_B.weight': (32, 3),
+    'mlp.up_proj.lora_A.weight': (3, 32),
+    'mlp.up_proj.lora_B.weight': (64, 3),
+  }
+
+
 LORA = Lora(rank=3, alpha=6, target_modules=('k_proj', 'o_proj', 'down_proj'))
 
 

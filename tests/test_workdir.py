@@ -96,8 +96,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('{"half', r'config\.json is not JSON'),
-    ('[]', 'written by another version of mrl_jax'),
+    ('{"half', r'config\.json is damaged'),
+    ('[]', r'config\.json is damaged'),
+    ('{"format": 2, "inputs": 3}', r'config\.json is damaged.*`\$\.inputs`'),
     ('{"format": 99}', 'written by another version of mrl_jax'),
     # The former format: the flat config itself.
     (

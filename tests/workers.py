@@ -46,13 +46,10 @@ def worker() -> worker_lib.Worker:
     packer=packing.Packer(
       context=8,
       lengths={'own': 6, 'peer': 6},
-      multiple=4,
-      micro_rows=8,
-      mini_batches=1,
-      aggregation='token_mean',
+      train=examples.train(row_multiple=4, micro_rows=8),
     ),
     key=jax.random.key(0),
-    logit_chunk=64,
+    config=examples.run_config(**{'train.logit_chunk': 64}),
   )
   worker.start_from()
   return worker

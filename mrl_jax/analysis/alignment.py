@@ -1,7 +1,6 @@
 """A rollout in the tokens of its sender and in those of a receiver."""
 
 from collections.abc import Sequence
-import dataclasses
 import itertools
 from typing import NamedTuple
 
@@ -21,22 +20,17 @@ _ESCAPES = {c: f'\\u{ord(c):04x}' for c in SPACE + END + CONTROL}
 _ESCAPES = str.maketrans({'\\': '\\\\', **_ESCAPES})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Side:
-  """A rollout in the tokens of one tokenizer.
+class Side(NamedTuple):
+  """A rollout in the tokens of one tokenizer."""
 
-  Attributes:
-    tokens: the text of each token, as `visible` writes it.
-    lengths: i32 [n], bytes of each token. End-of-sequence has one, as in
-      `transfer`; other control tokens have none.
-    logp: f32 [n], log-probabilities (nats).
-    chunk: i32 [n], index of the common-boundary chunk of each token.
-  """
-
-  tokens: Sequence[str]
+  tokens: Sequence[str]  # As `visible` writes them.
+  # i32 [n], bytes of each token. End-of-sequence has one, as in `transfer`;
+  # other control tokens have none.
   lengths: np.ndarray
-  logp: np.ndarray
-  chunk: np.ndarray
+  logp: np.ndarray  # f32 [n], log-probabilities (nats).
+  chunk: (
+    np.ndarray
+  )  # i32 [n], index of the common-boundary chunk of each token.
 
 
 def sides(
@@ -46,8 +40,7 @@ def sides(
 ) -> tuple[Side, Side]:
   """A rollout as it was sampled, and as `transfer.transfer` carries it over.
 
-  Raises:
-    InputError: THL refuses the rollout; the message has the reason.
+  Raises InputError with the reason if THL refuses the rollout.
   """
   residual = transfer.Residual()
   moved = transfer.transfer(rollout, receiver, limits, residual)
@@ -58,35 +51,25 @@ def sides(
   to_lengths = receiver.byte_length_V[moved.ids]
   if rollout.finish == 'stop':
     from_lengths[-1] = to_lengths[-1] = 1
-  if rollout.header.tokenizer == receiver.fingerprint:
-    chunk = moved.chunk
-  else:
+  chunk = moved.chunk
+  if rollout.header.tokenizer != receiver.fingerprint:
     chunk, _ = align.chunks(from_lengths, to_lengths)
-  sent = Side(
-    tokens=visible(rollout, from_lengths),
-    lengths=from_lengths,
-    logp=rollout.policy_logp,
-    chunk=chunk,
+
+  def side(lengths, logp, chunk):
+    return Side(visible(rollout, lengths), lengths, logp, chunk)
+
+  return (
+    side(from_lengths, rollout.policy_logp, chunk),
+    side(to_lengths, moved.behaviour_logp, moved.chunk),
   )
-  carried = Side(
-    tokens=visible(rollout, to_lengths),
-    lengths=to_lengths,
-    logp=moved.behaviour_logp,
-    chunk=moved.chunk,
-  )
-  return sent, carried
 
 
 def visible(rollout: records.Rollout, lengths: Sequence[int]) -> list[str]:
-  """Cuts the payload of a rollout into printable tokens.
+  """Cuts the payload of a rollout into printable tokens of `lengths` bytes.
 
   Different bytes are never written alike, and no token contains a space, so
   that tokens can be separated by spaces: b' a b' with lengths (2, 2) becomes
-  ['␣a', '␣b'].
-
-  Args:
-    rollout: the last token of one that stopped is written as end-of-sequence.
-    lengths: number of bytes of each token.
+  ['␣a', '␣b']. The last token of a rollout that stopped is end-of-sequence.
   """
   tokens = []
   for start, end in itertools.pairwise([0, *np.cumsum(lengths)]):
@@ -99,15 +82,12 @@ def visible(rollout: records.Rollout, lengths: Sequence[int]) -> list[str]:
 
 
 class Chunk(NamedTuple):
-  """The text between two common boundaries, whole and in tokens of both sides.
-
-  `sent_logp` and `carried_logp` are sums over the tokens (nats).
-  """
+  """The text between two common boundaries, whole and in tokens of both sides."""
 
   text: str
   sent: Sequence[str]
   carried: Sequence[str]
-  sent_logp: float
+  sent_logp: float  # Sum over the tokens (nats); so is `carried_logp`.
   carried_logp: float
 
 
@@ -118,11 +98,9 @@ def chunks(
 ) -> list[Chunk]:
   """Cuts a rollout at the common boundaries of sender and receiver.
 
-  Raises:
-    InputError: THL refuses the rollout; the message has the reason.
+  Raises InputError with the reason if THL refuses the rollout.
   """
-  both = sides(rollout, receiver, limits)
-  sent, _ = both
+  both = sent, _ = sides(rollout, receiver, limits)
   lengths = [part.sum() for part in _cut(sent.lengths, sent.chunk)]
   tokens = [_cut(side.tokens, side.chunk) for side in both]
   logps = [

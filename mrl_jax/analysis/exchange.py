@@ -28,24 +28,16 @@ from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Journal:
-  """The journal of a policy: the records that it published.
+class Journal(NamedTuple):
+  """The journal of a policy: the records that it published."""
 
-  Attributes:
-    finished: whether no round will follow.
-    rounds: by round and kind of record, the number of 'records', their 'bytes'
-      and sums over the samples that they are about.
-    chosen: the rounds whose rollouts are kept.
-    rollouts: of the chosen rounds.
-    tokenizer: the policy's; None if it cannot be read.
-  """
-
-  finished: bool
+  finished: bool  # Whether no round will follow.
+  # By round and kind of record: the number of 'records', their 'bytes' and sums
+  # over the samples that they are about.
   rounds: Mapping[int, Mapping[str, collections.Counter]]
-  chosen: Collection[int]
-  rollouts: Sequence[records.Rollout]
-  tokenizer: byte_tokenizer.ByteTokenizer | None
+  chosen: Collection[int]  # The rounds whose rollouts are kept.
+  rollouts: Sequence[records.Rollout]  # Of the chosen rounds.
+  tokenizer: byte_tokenizer.ByteTokenizer | None  # None if it cannot be read.
 
   def totals(self) -> dict[str, collections.Counter]:
     """Sums over all rounds, by kind of record."""
@@ -67,26 +59,15 @@ class Journal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange:
-  """The exchange of a run.
+  """The exchange of a run."""
 
-  Attributes:
-    run: the other files of the work dir; empty for a folder of journals.
-    journals: by policy.
-    limits: what policies take from their peers; defaults if the config is
-      unknown.
-    problems: what is missing or was left out, and why.
-  """
-
-  run: run_lib.Run
-  journals: Mapping[str, Journal]
-  limits: transfer.Limits
-  problems: Sequence[str]
+  run: run_lib.Run  # Other files of the work dir; empty for journals alone.
+  journals: Mapping[str, Journal]  # By policy.
+  limits: transfer.Limits  # Of THL; defaults if the config is unknown.
+  problems: Sequence[str]  # What is missing or was left out, and why.
 
   def unlearned(self) -> dict[str, dict[int, float]]:
-    """By policy and round, the share of peers' rollouts not trained on.
-
-    They were stale, for example, or THL refused them.
-    """
+    """By policy and round, the share of peers' rollouts not trained on."""
     shares = {}
     for row in self.run.all_rows:
       counts = [kinds.get('rollout', {}) for kinds in row.exchange.values()]
@@ -100,13 +81,8 @@ class Exchange:
 def read(folder: str, newest: int, only: int | None = None) -> Exchange:
   """Reads a work dir or a folder of journals.
 
-  Args:
-    folder: either.
-    newest: number of each journal's newest rounds whose rollouts are kept.
-    only: if given, the one round whose rollouts are kept instead.
-
-  Raises:
-    InputError: nothing about an exchange can be read.
+  Keeps the rollouts of the `newest` rounds of each journal, or of the round
+  `only`. Raises InputError if nothing about an exchange can be read.
   """
   inner = os.path.join(folder, workdir.JOURNALS)
   parent = inner if os.path.isdir(inner) else folder
@@ -144,20 +120,13 @@ def _read_journal(parent, policy, newest, only, problems) -> Journal:
     data = run_lib.attempt(problems, place, reader.read, round) or []
     rounds[round], rollouts_of_round, bad = _sums(data)
     problems += [f'{place}: {n:,} bad records, {why}' for why, n in bad.items()]
-    if round in chosen:
-      rollouts += rollouts_of_round
+    rollouts += rollouts_of_round if round in chosen else []
   tokenizer = run_lib.attempt(
     problems,
     f'the tokenizer of {policy}',
     lambda: byte_tokenizer.from_json(reader.tokenizer()),
   )
-  return Journal(
-    finished=finished,
-    rounds=rounds,
-    chosen=chosen,
-    rollouts=rollouts,
-    tokenizer=tokenizer,
-  )
+  return Journal(finished, rounds, chosen, rollouts, tokenizer)
 
 
 def _sums(data):
@@ -227,9 +196,8 @@ def transfer_all(
 ) -> tuple[dict[str, transfer.Residual], list[Offer]]:
   """Transfers the rollouts of all journals to all peers, within the limits.
 
-  Returns:
-    The residual of each pair, and all rollouts: pairs take turns, each in the
-    order of `Offer.rank`.
+  Returns the residual of each pair, and all rollouts: pairs take turns, each in
+  the order of `Offer.rank`.
   """
   residuals, by_pair = {}, []
   for sender, receiver in itertools.permutations(exchange.journals, 2):
@@ -237,12 +205,12 @@ def transfer_all(
     rollouts = exchange.journals[sender].rollouts
     if tokenizer is None or not rollouts:
       continue
-    total, offers = transfer.Residual(), []
+    offers = []
     for rollout in rollouts:
       residual = transfer.Residual()
       transfer.transfer(rollout, tokenizer, exchange.limits, residual)
-      total.add(residual)
       offers.append(Offer(sender, receiver, rollout, residual))
+    total = run_lib.total(offer.residual for offer in offers)
     residuals[f'{sender}->{receiver}'] = total
     by_pair.append(sorted(offers, key=lambda offer: offer.rank))
   turns = itertools.chain.from_iterable(itertools.zip_longest(*by_pair))

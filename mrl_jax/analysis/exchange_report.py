@@ -35,11 +35,10 @@ def show(
 ) -> None:
   """Prints problems, all tables, and the rollouts in `offers`."""
   if exchange.problems:
-    _say(console, 'Missing or left out:')
-    for problem in exchange.problems[:_MOST]:
-      _say(console, f'  {problem}')
-    if len(exchange.problems) > _MOST:
-      _say(console, f'  and {len(exchange.problems) - _MOST:,} more')
+    lines = [f'  {problem}' for problem in exchange.problems]
+    _say(console, '\n'.join(['Missing or left out:', *lines[:_MOST]]))
+    if len(lines) > _MOST:
+      _say(console, f'  and {len(lines) - _MOST:,} more')
   show_published(exchange.journals, console)
   show_fates(exchange, console)
   show_residuals(exchange, residuals, console)
@@ -61,8 +60,8 @@ def show_published(
   rows = []
   for policy, journal in journals.items():
     empty = sum(not by_kind for by_kind in journal.rounds.values())
-    without = f', {empty:,} of them without records' if empty else ''
-    state = 'finished' if journal.finished else 'not finished'
+    without = f', {empty:,} of them without records' * bool(empty)
+    state = 'not ' * (not journal.finished) + 'finished'
     _say(console, f'{policy}: {_span(journal.rounds)}{without}, {state}')
     for kind, sums in journal.totals().items():
       means = [
@@ -88,15 +87,14 @@ def show_fates(
       'The fates of the records are unknown: the folder has neither a '
       'summary.json nor a\nmetrics.jsonl. Give the work dir of the run.',
     )
-    return
-  if not run.fates():
+  elif not run.fates():
     _say(console, 'No policy received records of a peer.')
-    return
-  refusals = run.summary.refusals if run.summary else {}
-  title = 'Who gave what to whom'
-  console.print(
-    display.exchange_table(title, run.fates(), refusals, run.waited())
-  )
+  else:
+    title, totals = 'Who gave what to whom', run.totals
+    waited = totals.timing.waited
+    console.print(
+      display.exchange_table(title, run.fates(), totals.refusals, waited)
+    )
 
 
 def show_residuals(
@@ -149,10 +147,10 @@ def show_rollout(
   chunks = alignment.chunks(rollout, receiver, exchange.limits)
   rows = [
     (' '.join(c.sent), c.text, ' '.join(c.carried), f'{c.sent_logp:.4f}')
-    for c in chunks[:_MOST]
+    for c in chunks
   ]
-  if len(chunks) > _MOST:
-    rows.append((f'{len(chunks) - _MOST:,} more', '', '', ''))
+  if len(rows) > _MOST:
+    rows[_MOST:] = [(f'{len(rows) - _MOST:,} more', '', '', '')]
   rows += [
     ('', '', 'all, as sent', f'{sum(c.sent_logp for c in chunks):.4f}'),
     ('', '', 'all, as carried', f'{sum(c.carried_logp for c in chunks):.4f}'),
@@ -170,7 +168,7 @@ def values(
     'published': {policy: journal.totals() for policy, journal in journals},
     'rewards': {policy: journal.rewards() for policy, journal in journals},
     'fates': run.fates() if run.all_rows or run.summary else None,
-    'refusals': run.summary.refusals if run.summary else {},
+    'refusals': run.totals.refusals,
     'not_learned_from': exchange.unlearned(),
     'limits': dataclasses.asdict(exchange.limits),
     'residuals': {p: dataclasses.asdict(r) for p, r in residuals.items()},

@@ -11,11 +11,12 @@ runs by this module.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import datetime
 import functools
 import json
 import pathlib
+import statistics
 
 import msgspec
 
@@ -60,45 +61,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
-  """The contents of a work dir.
+  """The contents of a work dir; unknown contents are empty or None."""
 
-  Attributes:
-    folder: the work dir, as it was given.
-    written: modification time of its newest file; None without any file.
-    config: the flat config; empty if unknown.
-    settings: the keys of it that analysis depends on, with checked types.
-    plan: None if unknown.
-    rows: metrics by policy, in the order of rounds.
-    evaluations: by policy, in the order of rounds.
-    summary: None if the run is not finished, or if it continued since.
-    problems: what is missing or was left out, and why.
-  """
-
-  folder: str
-  written: datetime.datetime | None = None
-  config: Mapping[str, object] = {}
-  settings: Settings = Settings()
-  plan: workdir.Plan | None = None
+  folder: str  # The work dir, as it was given.
+  written: datetime.datetime | None = None  # When its newest file changed.
+  config: Mapping[str, object] = {}  # Flat.
+  settings: Settings = Settings()  # Keys of the config, with checked types.
+  plan: workdir.Plan = workdir.Plan()
+  # By policy, in the order of rounds.
   rows: Mapping[str, Sequence[workdir.Row]] = {}
   evaluations: Mapping[str, Sequence[workdir.Evaluation]] = {}
+  # None if the run is not finished, or if it continued since.
   summary: workdir.Summary | None = None
-  problems: Sequence[str] = ()
+  problems: Sequence[str] = ()  # What is missing or was left out, and why.
 
   @functools.cached_property
   def policies(self) -> list[str]:
     """The policies that this process trains."""
-    planned = self.plan.policies if self.plan else {}
-    return sorted({*planned, *self.rows, *self.evaluations})
+    return sorted({*self.plan.policies, *self.rows, *self.evaluations})
 
   @functools.cached_property
   def names(self) -> list[str]:
     """All policies; those that other processes train come last."""
-    pairs = [*self.fates(), *self.residuals()]
-    names = {name for pair in pairs for name in pair.split('->')}
+    pairs = [*self.fates(), *self.totals.residuals]
+    names = {*self.plan.elsewhere}.union(*(pair.split('->') for pair in pairs))
     for row in self.all_rows:
       by_peer = [v for v in row.method.values() if isinstance(v, Mapping)]
       names.update(row.rescued_by, row.residuals, *by_peer)
-    names.update(self.plan.elsewhere if self.plan else ())
     return [*self.policies, *sorted(names - {*self.policies})]
 
   @functools.cached_property
@@ -117,8 +106,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
   def state(self) -> str:
     """Progress of the run, in words."""
     planned = self.settings.rounds
-    of = f' of {planned:,}' if planned is not None else ''
-    if self.summary and (planned is None or self.rounds >= planned):
+    of = '' if planned is None else f' of {planned:,}'
+    if self.summary and self.rounds >= (planned or 0):
       return f'finished, {self.rounds:,} rounds'
     if not self.rounds:
       return f'before its first round{of}'
@@ -127,10 +116,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
   @property
   def seconds(self) -> float | None:
     """Seconds since the start of the run."""
-    if self.summary and self.summary.timing.seconds is not None:
-      return self.summary.timing.seconds
-    elapsed = [row.timing.elapsed for row in self.all_rows]
-    return max((s for s in elapsed if s is not None), default=None)
+    return self.totals.timing.seconds
 
   @functools.cached_property
   def process(self) -> list[workdir.Row]:
@@ -138,44 +124,52 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     rows = {row.round: row for row in self.all_rows}
     return [rows[round] for round in sorted(rows)]
 
+  @property
+  def round_seconds(self) -> float | None:
+    """Seconds of a round, the median."""
+    times = [row.timing.seconds for row in self.process]
+    known = [seconds for seconds in times if seconds is not None]
+    return statistics.median(known) if known else None
+
   def phases(self) -> dict[str, float]:
     """Seconds by phase; if no round is missing, 'start' is what is left."""
-    totals = collections.Counter()
-    for row in self.process:
-      totals.update(row.timing.phases)
+    totals = sums(row.timing.phases for row in self.process)
     is_whole = len(self.process) == self.rounds
     if totals and is_whole and self.seconds is not None:
       totals = {'start': max(self.seconds - sum(totals.values()), 0), **totals}
     return totals
 
-  def waited(self) -> dict[str, float]:
-    """Seconds that receivers waited for senders, by 'sender->receiver'."""
+  @functools.cached_property
+  def totals(self) -> workdir.Summary:
+    """The summary; without one, what sums over the rounds can tell."""
     if self.summary:
-      return self.summary.timing.waited
-    totals = collections.Counter()
+      return self.summary
+    elapsed = [row.timing.elapsed for row in self.all_rows]
+    seconds = max((s for s in elapsed if s is not None), default=None)
+    waited, residuals = collections.Counter(), {}
     for row in self.all_rows:
-      for sender, seconds in row.timing.waited.items():
-        totals[f'{sender}->{row.policy}'] += seconds
-    return totals
+      for sender, time in row.timing.waited.items():
+        waited[f'{sender}->{row.policy}'] += time
+      for sender, residual in row.residuals.items():
+        pair = f'{sender}->{row.policy}'
+        residuals.setdefault(pair, transfer.Residual()).add(residual)
+    return workdir.Summary(
+      rounds=self.rounds,
+      timing=workdir.RunTiming(seconds=seconds, waited=waited),
+      exchange=ledger.totals_by_pair(
+        (r.policy, r.exchange) for r in self.all_rows
+      ),
+      residuals=residuals,
+    )
 
   def fates(self) -> workdir.Pairs:
     """Counts of exchanged records by pair, kind and fate."""
-    if self.summary:
-      return {**self.summary.exchange, **self.summary.sent}
-    return ledger.totals_by_pair(
-      (row.policy, row.exchange) for row in self.all_rows
-    )
+    return {**self.totals.exchange, **self.totals.sent}
 
-  def residuals(self) -> workdir.Residuals:
-    """THL residuals by pair."""
-    if self.summary:
-      return self.summary.residuals
-    pairs = {}
-    for row in self.all_rows:
-      for sender, residual in row.residuals.items():
-        pair = f'{sender}->{row.policy}'
-        pairs.setdefault(pair, transfer.Residual()).add(residual)
-    return pairs
+  def records(self) -> dict[str, int]:
+    """Counts of exchanged records by fate, over all pairs and kinds."""
+    pairs = self.fates().values()
+    return sums(counts for kinds in pairs for counts in kinds.values())
 
   def rescues(self) -> dict[tuple[str, str], float]:
     """By (sender, receiver), the share of failed prompts that a peer solved.
@@ -200,24 +194,23 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     before their sender was known), or 'training rows of POLICY' (responses and
     claims of peers that the policy refused when it made its training rows).
     """
-    places = collections.defaultdict(collections.Counter)
-    if self.summary:
-      for pair, reasons in self.summary.refusals.items():
-        places[pair].update(reasons)
-      places['messages'].update(self.summary.messages_refused)
-    for row in self.all_rows:
-      places[f'training rows of {row.policy}'].update(row.refused)
+    places = {
+      **self.totals.refusals,
+      'messages': self.totals.messages_refused,
+      **{
+        f'training rows of {policy}': sums(row.refused for row in rows)
+        for policy, rows in self.rows.items()
+      },
+    }
     return {
-      place: refused for place, counts in places.items() if (refused := +counts)
+      place: refused
+      for place, counts in places.items()
+      if (refused := +collections.Counter(counts))
     }
 
 
 def read(folder: str) -> Run:
-  """Reads a work dir.
-
-  Raises:
-    InputError: it has none of the files of a run.
-  """
+  """Reads a work dir; raises InputError if it has no file of a run."""
   reader = _Reader(folder)
   checks.require(
     bool(reader.paths),
@@ -229,7 +222,7 @@ def read(folder: str) -> Run:
     reader.attempt(workdir.SETUP, msgspec.convert, setup.config, Settings)
     or Settings()
   )
-  plan = reader.object(workdir.PLAN, workdir.Plan)
+  plan = reader.object(workdir.PLAN, workdir.Plan) or workdir.Plan()
   rows = reader.lines(workdir.ROUNDS, workdir.Row)
   done = max((row.round + 1 for row in rows), default=0)
   is_optional = done < (settings.rounds or 0)
@@ -248,20 +241,31 @@ def read(folder: str) -> Run:
     config=setup.config,
     settings=settings,
     plan=plan,
-    rows=_by_policy((row.policy, row.round, row) for row in rows),
-    evaluations=_by_policy((e.policy, e.rounds, e) for e in evaluations),
+    rows=_by_policy(rows, 'round'),
+    evaluations=_by_policy(evaluations, 'rounds'),
     summary=summary,
     problems=reader.problems,
   )
 
 
-def attempt(problems: list[str], what: str, function: Callable, *arguments):
-  """Calls a function that reads something.
+def sums(counts: Iterable[Mapping]) -> collections.Counter:
+  """Adds counts by name."""
+  total = collections.Counter()
+  for part in counts:
+    total.update(part)
+  return total
 
-  Returns:
-    Its result. None if what it reads is damaged; the reason is appended to
-    `problems`.
-  """
+
+def total(residuals: Iterable[transfer.Residual]) -> transfer.Residual:
+  """Adds THL residuals."""
+  sum_of_all = transfer.Residual()
+  for residual in residuals:
+    sum_of_all.add(residual)
+  return sum_of_all
+
+
+def attempt(problems: list[str], what: str, function: Callable, *arguments):
+  """The result of a function; None, and a problem, if it reads damaged data."""
   try:
     return function(*arguments)
   except json.JSONDecodeError as error:
@@ -278,18 +282,13 @@ class _Reader:
   """Reads files of a folder, and collects problems."""
 
   def __init__(self, folder):
-    self.problems = []
-    self._root = pathlib.Path(folder)
+    self.problems, self._root = [], pathlib.Path(folder)
+    self.attempt = functools.partial(attempt, self.problems)
     self.paths = [p for name in FILES if (p := self._root / name).is_file()]
-
-  def attempt(self, what, function, *arguments):
-    return attempt(self.problems, what, function, *arguments)
 
   def object(self, name, kind, is_optional=False):
     """Reads a JSON file; None, and a problem, if it is missing or damaged."""
-    if is_optional and not (self._root / name).exists():
-      return None
-    data = self._data(name)
+    data = self._data(name, is_optional)
     return None if data is None else self.attempt(name, _decode, data, kind)
 
   def lines(self, name, kind) -> list:
@@ -299,10 +298,8 @@ class _Reader:
     for i, line in enumerate(lines, 1):
       place, constants = f'{name}, line {i}', []
       value = self.attempt(place, _decode, line, kind, constants.append)
-      if value is not None:
-        values.append(value)
-      if constants:
-        not_finite.append(place)
+      values += [] if value is None else [value]
+      not_finite += [place] if constants else []
     if not_finite:
       more = len(not_finite) - 1
       self.problems.append(
@@ -315,12 +312,13 @@ class _Reader:
       )
     return values
 
-  def _data(self, name) -> bytes | None:
+  def _data(self, name, is_optional=False) -> bytes | None:
     path = self._root / name
-    if not path.exists():
+    if path.exists():
+      return self.attempt(name, path.read_bytes)
+    if not is_optional:
       self.problems.append(f'{name} is missing: {FILES[name]}')
-      return None
-    return self.attempt(name, path.read_bytes)
+    return None
 
 
 def _decode(data, kind, on_constant=lambda name: None):
@@ -332,9 +330,8 @@ def _decode(data, kind, on_constant=lambda name: None):
 
   value = json.loads(data, parse_int=_integer, parse_constant=constant)
   if kind is workdir.Setup:
-    version = value.get('format') if isinstance(value, dict) else None
     checks.require(
-      version == workdir.FORMAT,
+      isinstance(value, dict) and value.get('format') == workdir.FORMAT,
       'another version of mrl_jax wrote it, in a format that this one cannot '
       'read',
     )
@@ -342,18 +339,17 @@ def _decode(data, kind, on_constant=lambda name: None):
 
 
 def _integer(digits: str) -> int:
-  checks.require(
-    len(digits) <= _DIGITS, f'it has an integer of {len(digits):,} digits'
-  )
+  count = len(digits)
+  checks.require(count <= _DIGITS, f'it has an integer of {count:,} digits')
   return int(digits)
 
 
-def _by_policy(items) -> dict[str, list]:
-  """Sorts (policy, place, value); of values at one place the last counts."""
-  by_policy = {}
-  for policy, place, value in items:
-    by_policy.setdefault(policy, {})[place] = value
+def _by_policy(values, place) -> dict[str, list]:
+  """Sorts by policy and the field `place`; of equal places the last counts."""
+  by_policy = collections.defaultdict(dict)
+  for value in values:
+    by_policy[value.policy][getattr(value, place)] = value
   return {
-    policy: [values[place] for place in sorted(values)]
-    for policy, values in sorted(by_policy.items())
+    policy: [by_place[key] for key in sorted(by_place)]
+    for policy, by_place in sorted(by_policy.items())
   }

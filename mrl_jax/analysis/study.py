@@ -38,49 +38,30 @@ def folder(out: str, arm: str, seed: int) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompleteRun:
-  """The numbers of a complete run. Accuracies and rates are from 0 to 1.
+  """The numbers of a complete run. Accuracies and rates are from 0 to 1."""
 
-  Attributes:
-    config: the flat config without seed and places.
-    before: held-out accuracy of each policy after the warm start.
-    after: held-out accuracy of each policy after the last round.
-    kinds_before: `before` by `KINDS`, mean of the families and policies.
-    kinds_after: the same of `after`.
-    rollouts: number of rollouts that all policies sampled for training.
-    seconds: of the whole run, with the warm start unless it was cached.
-    round_seconds: median over the rounds.
-    devices: number of emulated devices.
-    accuracy_R: accuracy on the prompts of each round, mean of the policies.
-    heldout: held-out accuracy by rounds done, mean of the policies.
-    fall: decrease of the share of prompts that no sample solves, from the
-      first tenth of the rounds to the last, mean of the policies.
-    rescue: mean rescue rate; None if the metrics have none.
-    unsteadiness: standard deviation of the gradient norm over rounds, divided
-      by its mean, mean of the policies; None if undefined.
-  """
-
-  config: Mapping[str, object]
-  before: Mapping[str, float]
-  after: Mapping[str, float]
-  kinds_before: Mapping[str, float]
+  config: Mapping[str, object]  # Flat, without seed and places.
+  before: Mapping[str, float]  # Held-out accuracy by policy, at the start.
+  after: Mapping[str, float]  # The same after the last round.
+  kinds_before: Mapping[str, float]  # By `KINDS`, mean of families, policies.
   kinds_after: Mapping[str, float]
-  rollouts: int
-  seconds: float
-  round_seconds: float
-  devices: int
-  accuracy_R: np.ndarray
-  heldout: Mapping[int, float]
+  rollouts: int  # That all policies sampled for training.
+  seconds: float  # Of the whole run, with the warm start unless it was cached.
+  round_seconds: float  # Median over the rounds.
+  devices: int  # Emulated devices.
+  accuracy_R: np.ndarray  # On the prompts of each round, mean of the policies.
+  heldout: Mapping[int, float]  # By rounds done, mean of the policies.
+  # Decrease of the share of prompts that no sample solves, from the first tenth
+  # of the rounds to the last, mean of the policies.
   fall: float
-  rescue: float | None
+  rescue: float | None  # Mean rescue rate; None if the metrics have none.
+  # Standard deviation of the gradient norm over rounds, divided by its mean,
+  # mean of the policies; None if undefined.
   unsteadiness: float | None
 
 
 def read_run(path: str) -> CompleteRun:
-  """Reads the work dir of a complete run.
-
-  Raises:
-    InputError: the run is not complete; the message has the reason.
-  """
+  """Reads a work dir; raises InputError with why the run is not complete."""
   checks.require(os.path.isdir(path), 'not started')
   run = run_lib.read(path)
   planned, devices = run.settings.rounds, run.settings.devices
@@ -101,16 +82,18 @@ def read_run(path: str) -> CompleteRun:
   accuracy_NR, failed_NR, norm_NR, seconds_NR, rollouts_NR = np.moveaxis(
     np.array([[_numbers(row) for row in rows] for rows in rows_NR]), -1, 0
   )
-  before, after = (
-    {n: getattr(p.heldout_accuracy, at) for n, p in summary.policies.items()}
-    for at in ('before', 'after')
-  )
+  policies = summary.policies.items()
+  before = {name: p.heldout_accuracy.before for name, p in policies}
+  heldout_R = [
+    [row.heldout_accuracy.get(workdir.OVERALL) for row in rows]
+    for rows in zip(*rows_NR, strict=True)
+  ]
   tenth = max(planned // _TENTHS, 1)
-  fall_R = failed_NR.mean(0)
+  failed_R = failed_NR.mean(0)
   return CompleteRun(
     config=without_seed(run.config),
     before=before,
-    after=after,
+    after={name: p.heldout_accuracy.after for name, p in policies},
     kinds_before=_kinds(run, 'before'),
     kinds_after=_kinds(run, 'after'),
     rollouts=int(rollouts_NR.sum()),
@@ -118,8 +101,9 @@ def read_run(path: str) -> CompleteRun:
     round_seconds=float(np.median(seconds_NR.max(0))),
     devices=devices,
     accuracy_R=accuracy_NR.mean(0),
-    heldout={0: _mean(before.values()), **_heldout(rows_NR)},
-    fall=float(fall_R[:tenth].mean() - fall_R[-tenth:].mean()),
+    heldout={0: _mean(before.values())}
+    | {r: _mean(n) for r, n in enumerate(heldout_R, 1) if None not in n},
+    fall=float(failed_R[:tenth].mean() - failed_R[-tenth:].mean()),
     rescue=_mean(row.rescue_rate for row in run.all_rows),
     unsteadiness=_mean(map(_unsteadiness, norm_NR)),
   )
@@ -161,27 +145,15 @@ def _rows(run) -> list[Sequence[workdir.Row]]:
 def _kinds(run, when) -> dict[str, float]:
   """Held-out accuracy by `KINDS`; `when` is 'before' or 'after'."""
   accuracies = {kind: [] for kind in KINDS}
-  formulas, own, others = accuracies.values()
   for name, policy in run.summary.policies.items():
     shown = run.config.get(f'policies.{name}.warm_start_families', ())
     families = getattr(policy.heldout_accuracy_by_family, when)
     for family, accuracy in families.items():
-      surface, slash, _ = family.partition('/')
-      if surface == 'formula' and slash:
-        formulas.append(accuracy)
-      elif slash:  # Neither all families together, nor other data.
-        (own if family in shown else others).append(accuracy)
+      if '/' in family:  # Neither all families together, nor other data.
+        kind = 1 if family in shown else 2
+        kind = 0 if family.startswith('formula/') else kind
+        accuracies[KINDS[kind]].append(accuracy)
   return {kind: _mean(values) for kind, values in accuracies.items() if values}
-
-
-def _heldout(rows_NR) -> dict[int, float]:
-  """By rounds done, the mean of the policies."""
-  heldout = {}
-  for rows_N in zip(*rows_NR, strict=True):
-    values = [row.heldout_accuracy.get(workdir.OVERALL) for row in rows_N]
-    if None not in values:
-      heldout[rows_N[0].round + 1] = _mean(values)
-  return heldout
 
 
 def _unsteadiness(norm_R) -> float | None:
@@ -198,15 +170,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """The runs of a study.
+  """The runs of a study."""
 
-  Attributes:
-    runs: complete runs, by arm and seed.
-    missing: for every other run, why it is missing, by (arm, seed).
-  """
-
-  runs: Mapping[str, Mapping[int, CompleteRun]]
-  missing: Mapping[tuple[str, int], str]
+  runs: Mapping[str, Mapping[int, CompleteRun]]  # Complete, by arm and seed.
+  missing: Mapping[tuple[str, int], str]  # Why others are, by (arm, seed).
 
 
 def read(
@@ -215,29 +182,22 @@ def read(
   seeds: Collection[int],
   failed: Mapping[tuple[str, int], str] = types.MappingProxyType({}),
 ) -> Study:
-  """Reads the runs of all arms and seeds.
+  """Reads the runs of all arms and seeds in the folder of a study.
 
   A run whose config differs from the arm's first run, other than by the seed,
-  is missing.
-
-  Args:
-    out: the folder of the study.
-    arms: names of its folders.
-    seeds: of each arm.
-    failed: runs that are missing even if they can be read, with the reasons.
+  is missing. Runs in `failed` are missing even if they can be read.
   """
   runs, missing = {arm: {} for arm in arms}, {}
   for arm, seed in itertools.product(arms, seeds):
     try:
       checks.require((arm, seed) not in failed, failed.get((arm, seed), ''))
       run = read_run(folder(out, arm, seed))
-      for other, first in list(runs[arm].items())[:1]:
-        differ = changes(first.config, run.config)
-        checks.require(
-          not differ,
-          f'its config differs from that of seed {other} in '
-          f'{", ".join(differ)}',
-        )
+      other, first = next(iter(runs[arm].items()), (seed, run))
+      differ = changes(first.config, run.config)
+      checks.require(
+        not differ,
+        f'its config differs from that of seed {other} in {", ".join(differ)}',
+      )
       runs[arm][seed] = run
     except checks.InputError as error:
       missing[arm, seed] = f'{error}'
@@ -248,22 +208,15 @@ def changes(
   old: Mapping[str, object], new: Mapping[str, object]
 ) -> dict[str, object]:
   """The keys in which two flat configs differ, with the values in `new`."""
-  return {
-    key: new.get(key)
-    for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-  }
+  keys = sorted({*old, *new})
+  return {key: new.get(key) for key in keys if old.get(key) != new.get(key)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A mean over seeds.
+  """A mean over `count` seeds, and its standard error.
 
-  Attributes:
-    mean: of the sample.
-    error: its standard error, s / sqrt(count), where s divides by count - 1;
-      None with one seed.
-    count: number of seeds.
+  The error is s / sqrt(count), where s divides by count - 1; None with one seed.
   """
 
   mean: float
@@ -291,52 +244,41 @@ class Estimate:
 def estimate(values: Iterable[float | None]) -> Estimate | None:
   """Estimates the mean of the known values; None if none is known."""
   known = [value for value in values if value is not None]
-  if not known:
-    return None
-  error = None
-  if len(known) > 1:
-    error = float(np.std(known, ddof=1)) / math.sqrt(len(known))
-  return Estimate(float(np.mean(known)), error, len(known))
+  count, error = len(known), None
+  if count > 1:
+    error = float(np.std(known, ddof=1)) / math.sqrt(count)
+  return Estimate(_mean(known), error, count) if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arm:
   """An arm compared with the baseline.
 
-  Estimates are over seeds. Accuracies are means of the policies; `CompleteRun`
+  Estimates are over seeds; accuracies are means of the policies. `CompleteRun`
   describes the numbers of the same names.
-
-  Attributes:
-    name: its label.
-    seeds: of its complete runs.
-    other_starts: the seeds with another accuracy than the baseline before the
-      first round; their warm starts or held-out prompts are not the same.
-    changes: keys in which its config differs from the baseline's, with values.
-    policies: `after` of each policy.
-    difference: of `after` to the baseline's, paired by seed; None for the
-      baseline, and without a common seed.
-    area: mean training accuracy of all rounds, the area under the learning
-      curve as a share of the largest possible.
-    rollouts: of a run.
-    more_rollouts: rollouts beyond the baseline's, as a share of those.
-    device_seconds: seconds of a run times the number of devices.
   """
 
   name: str
-  seeds: Sequence[int]
+  seeds: Sequence[int]  # Of its complete runs.
+  # The seeds with another accuracy than the baseline before the first round;
+  # their warm starts or held-out prompts are not the same.
   other_starts: Sequence[int]
-  changes: Mapping[str, object]
+  changes: Mapping[str, object]  # Keys that differ from the baseline's config.
   before: Estimate
   after: Estimate
-  policies: Mapping[str, Estimate]
+  policies: Mapping[str, Estimate]  # `after` of each policy.
   kinds_before: Mapping[str, Estimate]
   kinds_after: Mapping[str, Estimate]
+  # Of `after` to the baseline's, paired by seed; None for the baseline, and
+  # without a common seed.
   difference: Estimate | None
+  # Mean training accuracy of all rounds, the area under the learning curve as a
+  # share of the largest possible.
   area: Estimate
-  rollouts: float
-  more_rollouts: float | None
+  rollouts: float  # Of a run.
+  more_rollouts: float | None  # Beyond the baseline's, as a share of those.
   seconds: Estimate
-  device_seconds: Estimate
+  device_seconds: Estimate  # Seconds of a run times the number of devices.
   round_seconds: Estimate
   devices: int
   fall: Estimate
@@ -350,20 +292,21 @@ def compare(
   """Compares every arm that has a run; the baseline may have none."""
   base = runs.get(baseline, {})
   return [
-    _arm(name, runs_of_arm, {} if name == baseline else base, base)
+    _compare(name, runs_of_arm, base, paired=name != baseline)
     for name, runs_of_arm in runs.items()
     if runs_of_arm
   ]
 
 
-def _arm(name, runs, others, baseline) -> Arm:
+def _compare(name, runs, base, paired) -> Arm:
   first, *_ = runs.values()
-  base_config = next((r.config for r in baseline.values()), first.config)
-  rollouts = _mean(run.rollouts for run in runs.values())
-  base_rollouts = _mean(run.rollouts for run in baseline.values())
+  reference, *_ = [*base.values(), first]
+  rollouts, base_rollouts = (
+    _mean(run.rollouts for run in some.values()) for some in (runs, base)
+  )
 
   def over_seeds(value):
-    return estimate(value(run) for run in runs.values())
+    return estimate(map(value, runs.values()))
 
   def by_key(field):
     return {
@@ -371,35 +314,27 @@ def _arm(name, runs, others, baseline) -> Arm:
       for key in getattr(first, field)
     }
 
+  same = ('seconds', 'round_seconds', 'fall', 'rescue', 'unsteadiness')
+  common = [seed for seed in runs if seed in base]
   return Arm(
     name=name,
     seeds=list(runs),
-    other_starts=[
-      seed
-      for seed, run in runs.items()
-      if seed in baseline and run.before != baseline[seed].before
-    ],
-    changes=changes(base_config, first.config),
+    other_starts=[s for s in common if runs[s].before != base[s].before],
+    changes=changes(reference.config, first.config),
     before=over_seeds(lambda run: _mean(run.before.values())),
     after=over_seeds(_after),
     policies=by_key('after'),
     kinds_before=by_key('kinds_before'),
     kinds_after=by_key('kinds_after'),
     difference=estimate(
-      _after(run) - _after(others[seed])
-      for seed, run in runs.items()
-      if seed in others
+      _after(runs[s]) - _after(base[s]) for s in common if paired
     ),
     area=over_seeds(lambda run: float(run.accuracy_R.mean())),
     rollouts=rollouts,
     more_rollouts=rollouts / base_rollouts - 1 if base_rollouts else None,
-    seconds=over_seeds(lambda run: run.seconds),
     device_seconds=over_seeds(lambda run: run.seconds * run.devices),
-    round_seconds=over_seeds(lambda run: run.round_seconds),
     devices=first.devices,
-    fall=over_seeds(lambda run: run.fall),
-    rescue=over_seeds(lambda run: run.rescue),
-    unsteadiness=over_seeds(lambda run: run.unsteadiness),
+    **{field: over_seeds(operator.attrgetter(field)) for field in same},
   )
 
 

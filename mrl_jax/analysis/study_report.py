@@ -13,7 +13,6 @@ from mrl_jax.analysis import study
 from mrl_jax.analysis.figures import study as figures
 from mrl_jax.training import display
 
-_CURVES, _SUPPORT = 'curves.png', 'stability_support.png'
 _MOST_CHANGES = 8  # Listed of an arm's config.
 
 
@@ -38,8 +37,8 @@ def write(
   drawn = {}
   if compared:
     drawn = {
-      _CURVES: figures.learning_curves(found.runs, compared, baseline),
-      _SUPPORT: figures.stability_support(compared, baseline),
+      'curves.png': figures.learning_curves(found.runs, compared, baseline),
+      'stability_support.png': figures.stability_support(compared, baseline),
     }
   for name, figure in drawn.items():
     figure.savefig(os.path.join(out, name))
@@ -189,8 +188,7 @@ def markdown(shown: Sequence[Table], lines: Sequence[str]) -> str:
   for table in shown:
     sides = ['---', *['---:'] * (len(table.columns) - 1)]
     rows = (table.columns, sides, *table.rows)
-    text += [f'**{table.title}**', '']
-    text += [f'| {" | ".join(row)} |' for row in rows]
-    text.append('')
+    lines_of_table = [f'| {" | ".join(row)} |' for row in rows]
+    text += [f'**{table.title}**', '', *lines_of_table, '']
   escaped = (line.replace('*', '\\*').replace('_', '\\_') for line in lines)
   return '\n'.join([*text, *(f'- {line}' for line in escaped), ''])

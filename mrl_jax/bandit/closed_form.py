@@ -17,8 +17,8 @@ and the moments of g are finite sums over k ~ Bin(G, p), l ~ Bin(H, q).
 Derivation ours; it reproduces the formulas in the docstrings of the estimators.
 """
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from mrl_jax.bandit import estimators
 from mrl_jax.bandit import problem as problem_lib
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Moments:
+class Moments(NamedTuple):
   """Mean and covariance of an update's gradient g."""
 
   problem: problem_lib.Problem
@@ -81,11 +80,8 @@ def moments(
   # The law of total covariance, over the cells.
   mean_K = chance_Z @ mean_ZK
   off_ZK = mean_ZK - mean_K
-  of_prompt = Moments(
-    problem=problem,
-    mean_K=mean_K,
-    covariance_KK=within_KK + (chance_Z[:, None] * off_ZK).T @ off_ZK,
-  )
+  between_KK = (chance_Z[:, None] * off_ZK).T @ off_ZK
+  of_prompt = Moments(problem, mean_K, within_KK + between_KK)
   if isinstance(estimator, estimators.Sgt):
     return _with_transfers(of_prompt, estimator)
   return of_prompt
@@ -146,8 +142,7 @@ def _with_transfers(grpo: Moments, sgt: estimators.Sgt) -> Moments:
     + cross_KK
     + cross_KK.T
   )
-  covariance_KK = second_KK - np.outer(mean_K, mean_K)
-  return Moments(problem=problem, mean_K=mean_K, covariance_KK=covariance_KK)
+  return Moments(problem, mean_K, second_KK - np.outer(mean_K, mean_K))
 
 
 def prp_second_moment_bound(

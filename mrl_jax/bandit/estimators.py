@@ -51,12 +51,9 @@ class Estimator(abc.ABC):
   ) -> np.ndarray:
     """The weight w of each action where the peer samples it, [..., K].
 
-    Args:
-      pi_K: the learner's probabilities, or those of several learners [..., K].
-      mu_K: the peer's probabilities; an action that it never takes weighs 0.
-      reward_K: 0 or 1, which is also the sign of the advantage.
+    `pi_K` may be that of several learners, [..., K]. An action that the peer
+    never takes weighs 0. A reward is also the sign of its advantage.
     """
-    del mu_K, reward_K
     return np.zeros_like(pi_K)
 
   @abc.abstractmethod
@@ -87,7 +84,7 @@ class Grpo(Estimator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Xgrpo(Estimator):
+class Xgrpo(Grpo):
   """XGRPO: the own group against the mean of own and peer rewards.
 
     g = 1/G sum_i A_i s(a_i),  A = (r - b) / (std + 1e-6),  b = (k + l) / N
@@ -99,8 +96,6 @@ class Xgrpo(Estimator):
   p u_S + (1 - p) u_F = 0, a baseline can change nothing but c. Mutual RL,
   https://arxiv.org/abs/2605.07244; pooled moments are our reconstruction.
   """
-
-  std: bool = True  # Divide advantages by the standard deviation of rewards.
 
   def coefficients(self, counts):
     advantage_Z2 = _pooled_advantages(counts, self.std)
@@ -282,12 +277,7 @@ def mean_ratio(pi_K: np.ndarray, mu_K: np.ndarray, length: float) -> np.ndarray:
     s = exp(clip(log(pi / mu) / L, -10, 10));  0 if the peer never acts so
 
   Training divides each log-probability by the policy's own token count. Here
-  both policies have L tokens for every action, which is our simplification.
-
-  Args:
-    pi_K: the learner's probabilities, or those of several learners [..., K].
-    mu_K: the peer's probabilities.
-    length: L.
+  both policies have L = `length` tokens for every action, our simplification.
   """
   ratio_K = problem_lib.density_ratio(pi_K, mu_K)
   with np.errstate(divide='ignore'):
@@ -318,13 +308,9 @@ def _advantages(
 ) -> np.ndarray:
   """(r - b) / (std + 1e-6) of a failure and of a success, [Z, 2].
 
-  Args:
-    successes_Z: how many of the group's rewards are 1.
-    size: of the group, n.
-    baseline_Z: b; None for the mean reward.
-    std: whether to divide by the standard deviation; it is not divided by
-      where all rewards are equal.
-    unbiased: whether the variance has n - 1 in its denominator, not n.
+  `successes_Z` of the group's n = `size` rewards are 1. b is their mean unless
+  it is given. Equal rewards are not divided by their standard deviation. Its
+  square has n - 1 in the denominator if it is `unbiased`, not n.
   """
   if baseline_Z is None:
     baseline_Z = successes_Z / size

@@ -34,12 +34,9 @@ def compared(
 ) -> dict[str, estimators.Estimator]:
   """The methods that the figures compare; GRPO, the baseline, comes first.
 
-  Args:
-    std: whether all of them divide by the standard deviation.
-    length: L of HACPO and GRAFT, tokens per response.
-    transfer: lambda of SGT.
-    capability: w of HACPO. It is a mean over batches of prompts, so p and q of
-      one hard prompt say nothing about it.
+  `length` is L of HACPO and GRAFT, in tokens; `transfer` is lambda of SGT.
+  `capability` is w of HACPO, a mean over batches of prompts: p and q of one
+  hard prompt say nothing about it.
   """
   return {
     'GRPO': estimators.Grpo(std=std),

@@ -32,6 +32,7 @@ class Problem:
 
   def __post_init__(self):
     reward_K = np.asarray(self.reward_K, np.float64)
+    object.__setattr__(self, 'reward_K', reward_K)
     # Not `checks.require`: formatting arrays for messages that nobody sees
     # would take longer than everything else here.
     if reward_K.ndim != 1 or {*reward_K.tolist()} != {0.0, 1.0}:
@@ -39,27 +40,22 @@ class Problem:
         f'reward_K = {self.reward_K}; it must be a vector that contains 0 and '
         '1, and nothing else'
       )
-    object.__setattr__(self, 'reward_K', reward_K)
     for name in ('pi_K', 'mu_K'):
-      object.__setattr__(self, name, self._distribution(name))
+      policy_K = np.asarray(getattr(self, name), np.float64)
+      if policy_K.shape != reward_K.shape or not (
+        (policy_K >= 0).all() and abs(policy_K.sum() - 1) < _TOLERANCE
+      ):
+        raise checks.InputError(
+          f'{name} = {policy_K}; it must be {len(reward_K)} probabilities, one '
+          'for each element of reward_K, that sum to 1'
+        )
+      object.__setattr__(self, name, policy_K / policy_K.sum())
     for name, least in (('own_samples', 1), ('peer_samples', 0)):
       checks.require(
         least <= getattr(self, name) <= _MOST_SAMPLES,
         f'{name} = {getattr(self, name)}; it must be from {least} to '
         f'{_MOST_SAMPLES:,}',
       )
-
-  def _distribution(self, name):
-    policy_K = np.asarray(getattr(self, name), np.float64)
-    checks.require(
-      policy_K.shape == self.reward_K.shape,
-      f'{name} has shape {policy_K.shape}; reward_K has {self.reward_K.shape}',
-    )
-    if not ((policy_K >= 0).all() and abs(policy_K.sum() - 1) < _TOLERANCE):
-      raise checks.InputError(
-        f'{name} = {policy_K}; probabilities must be at least 0 and sum to 1'
-      )
-    return policy_K / policy_K.sum()
 
   @property
   def samples(self) -> int:
@@ -126,21 +122,18 @@ class Problem:
     not in [0, 1], or if the policy has no success (or no failure) to which it
     could be given.
     """
-    if p is not None:
-      attributes['pi_K'] = self._with_rate('p', p, self.pi_K)
-    if q is not None:
-      attributes['mu_K'] = self._with_rate('q', q, self.mu_K)
+    for name, rate, policy in (('p', p, 'pi_K'), ('q', q, 'mu_K')):
+      if rate is None:
+        continue
+      policy_K = getattr(self, policy)
+      success_K, failure_K = self.given(policy_K, 1), self.given(policy_K, 0)
+      attributes[policy] = rate * success_K + (1 - rate) * failure_K
+      checks.require(
+        0 <= rate <= 1 and abs(attributes[policy].sum() - 1) < _TOLERANCE,
+        f'{name} = {rate}; it must be from 0 to 1, and {policy} a policy that '
+        'sometimes succeeds and sometimes fails',
+      )
     return dataclasses.replace(self, **attributes)
-
-  def _with_rate(self, name, rate, policy_K):
-    checks.require(0 <= rate <= 1, f'{name} = {rate}; it must be from 0 to 1')
-    success_K, failure_K = self.given(policy_K, 1), self.given(policy_K, 0)
-    mixed_K = rate * success_K + (1 - rate) * failure_K
-    checks.require(
-      abs(mixed_K.sum() - 1) < _TOLERANCE,
-      f'{name} = {rate}, but the policy either never succeeds or never fails',
-    )
-    return mixed_K
 
 
 def density_ratio(pi_K: np.ndarray, mu_K: np.ndarray) -> np.ndarray:
@@ -148,9 +141,7 @@ def density_ratio(pi_K: np.ndarray, mu_K: np.ndarray) -> np.ndarray:
   return np.divide(pi_K, mu_K, out=np.zeros_like(pi_K + mu_K), where=mu_K > 0)
 
 
-def text(
-  length: int, peer_first: float, *, own_samples: int, peer_samples: int
-) -> Problem:
+def text(length: int, peer_first: float, **sizes: int) -> Problem:
   """Responses of T = `length` independent tokens of two kinds, so that K = 2^T.
 
     pi(y) = prod_t pi(y_t),  1 + chi2(pi || mu) = (1 + chi2 of a token)^T
@@ -159,13 +150,13 @@ def text(
   the peer the first with probability `peer_first`. The second moment of the
   ratio of whole responses is exponential in T. Only the first token is right,
   as the last of a text, so that p and q do not depend on T. The score is still
-  the bandit's: there is one logit per response.
+  the bandit's: there is one logit per response. `sizes` are `own_samples` and
+  `peer_samples`.
   """
   mu_TV = np.tile([peer_first, 1 - peer_first], (length, 1))
   return Problem(
     pi_K=np.full(2**length, 0.5**length),
     mu_K=functools.reduce(np.kron, mu_TV),
     reward_K=np.tile([1, 0], 2 ** (length - 1)),
-    own_samples=own_samples,
-    peer_samples=peer_samples,
+    **sizes,
   )

@@ -52,12 +52,8 @@ def coefficients(drawn: Draw, estimator: estimators.Estimator) -> np.ndarray:
   problem, batch = drawn.problem, estimator.batch
   reward_K = problem.reward_K
   weight_MK = estimator.weights(drawn.pi_MK, problem.mu_K, reward_K)
-  counts = estimators.Counts(
-    problem,
-    drawn.pi_MK @ reward_K,
-    drawn.own_MK @ reward_K,
-    drawn.peer_MK @ reward_K,
-  )
+  by_action = (drawn.pi_MK, drawn.own_MK, drawn.peer_MK)
+  counts = estimators.Counts(problem, *(x_MK @ reward_K for x_MK in by_action))
   own_M2, peer_M2 = estimator.coefficients(counts)
   index_K = reward_K.astype(int)
   x_MK = drawn.own_MK * own_M2[:, index_K]
@@ -115,9 +111,7 @@ def estimate(
   count, sum_K, sum_KK = map(sum, zip(*sums, strict=True))
   mean_K = sum_K / count
   covariance_KK = sum_KK / count - np.outer(mean_K, mean_K)
-  return closed_form.Moments(
-    problem=problem, mean_K=mean_K, covariance_KK=covariance_KK
-  )
+  return closed_form.Moments(problem, mean_K, covariance_KK)
 
 
 class Curves(NamedTuple):
@@ -140,15 +134,9 @@ def learn(
 
     theta <- theta + rate g,  pi = softmax(theta)
 
-  The peer does not learn. An action of probability 0 stays at 0.
-
-  Args:
-    problem: the bandit, with the initial learner.
-    estimator: the method.
-    updates: number of gradient steps.
-    rate: the learning rate.
-    seeds: S, number of independent learners.
-    seed: of the random numbers of all S; the same for methods to compare.
+  The peer does not learn. An action of probability 0 stays at 0. S = `seeds`
+  independent learners ascend sampled gradients. Their random numbers come from
+  `seed`, which should be the same for methods to compare.
   """
   rng = np.random.default_rng(seed)
 

@@ -1,12 +1,12 @@
 """The numbers of the figures: moments of methods as one quantity varies."""
 
 from collections.abc import Mapping, Sequence
-import dataclasses
+import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from mrl_jax import checks
 from mrl_jax.bandit import closed_form
 from mrl_jax.bandit import estimators
 from mrl_jax.bandit import methods as methods_lib
@@ -16,28 +16,22 @@ from mrl_jax.bandit import simulate
 Methods = Mapping[str, estimators.Estimator]
 
 
-def prompt(
-  p: float, q: float, *, own_samples: int, peer_samples: int
-) -> problem_lib.Problem:
+def prompt(p: float, q: float, **sizes: int) -> problem_lib.Problem:
   """The prompt of the figures: two right responses and four wrong ones.
 
-  Learner and peer prefer different responses, and neither excludes any. Raises
-  InputError if a success rate, p of the learner and q of the peer, is not
-  between 0 and 1, or if a group size, G and H, is out of range.
+  Learner and peer prefer different responses. Raises InputError if a success
+  rate, p of the learner and q of the peer, or a group size is out of range;
+  `sizes` are `own_samples` and `peer_samples`.
   """
-  for name, rate in (('p', p), ('q', q)):
-    checks.require(0 < rate < 1, f'{name} = {rate}; it must be between 0 and 1')
   return problem_lib.Problem(
     pi_K=[0.35, 0.15, 0.225, 0.15, 0.075, 0.05],
     mu_K=[0.2, 0.3, 0.075, 0.1, 0.125, 0.2],
     reward_K=[1, 1, 0, 0, 0, 0],
-    own_samples=own_samples,
-    peer_samples=peer_samples,
+    **sizes,
   ).replace(p=p, q=q)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Sweep:
+class Sweep(NamedTuple):
   """Moments of methods as one quantity varies."""
 
   x_X: np.ndarray  # f64, values of the quantity.
@@ -64,16 +58,15 @@ def _sweep(
   x_X: Sequence[float],
   cases: Sequence[tuple[problem_lib.Problem, Methods]],
   bounds: Sequence[float] | None = None,
+  moments=closed_form.moments,
 ) -> Sweep:
   """The moments of X problems, each with its own settings of the methods."""
-  return Sweep(
-    x_X=np.asarray(x_X, np.float64),
-    moments={
-      name: [closed_form.moments(at, methods[name]) for at, methods in cases]
-      for name in cases[0][1]
-    },
-    bound_X=None if bounds is None else np.array(bounds),
-  )
+  by_method = {
+    name: [moments(at, methods[name]) for at, methods in cases]
+    for name in cases[0][1]
+  }
+  bound_X = None if bounds is None else np.array(bounds)
+  return Sweep(np.asarray(x_X, np.float64), by_method, bound_X)
 
 
 def vary(problem: problem_lib.Problem, methods: Methods, **varied) -> Sweep:
@@ -84,9 +77,8 @@ def vary(problem: problem_lib.Problem, methods: Methods, **varied) -> Sweep:
   `varied` is one argument of `Problem.replace`, with its values.
   """
   ((name, values),) = varied.items()
-  return _sweep(
-    values, [(problem.replace(**{name: value}), methods) for value in values]
-  )
+  cases = [(problem.replace(**{name: value}), methods) for value in values]
+  return _sweep(values, cases)
 
 
 def simulated(
@@ -99,13 +91,8 @@ def simulated(
 
   Own and peer groups, `groups` of each, are sampled anew for each method.
   """
-  return Sweep(
-    x_X=np.array([problem.p]),
-    moments={
-      name: [simulate.estimate(problem, estimator, groups, rng)]
-      for name, estimator in methods.items()
-    },
-  )
+  estimate = functools.partial(simulate.estimate, groups=groups, rng=rng)
+  return _sweep([problem.p], [(problem, methods)], moments=estimate)
 
 
 def by_divergence(
@@ -122,11 +109,9 @@ def by_divergence(
   divide by the standard deviation.
   """
   varied = [tilted(problem, tilt) for tilt in tilt_X]
-  return _sweep(
-    [at.chi2 for at in varied],
-    [(at, methods) for at in varied],
-    [closed_form.prp_second_moment_bound(at, std=std) for at in varied],
-  )
+  bounds = [closed_form.prp_second_moment_bound(at, std=std) for at in varied]
+  cases = [(at, methods) for at in varied]
+  return _sweep([at.chi2 for at in varied], cases, bounds)
 
 
 def tilted(problem: problem_lib.Problem, tilt: float) -> problem_lib.Problem:
@@ -136,15 +121,13 @@ def tilted(problem: problem_lib.Problem, tilt: float) -> problem_lib.Problem:
 
   A tilt of 0 is a peer that differs from the learner by q only.
   """
-
-  def tilted_given(reward):
+  mu_K = np.zeros_like(problem.mu_K)
+  for reward, chance in ((1, problem.q), (0, 1 - problem.q)):
     given_K = problem.given(problem.pi_K, reward)
     power_K = np.zeros_like(given_K)
     np.power(given_K, 1 - tilt, out=power_K, where=given_K > 0)
-    return power_K / power_K.sum()
-
-  q = problem.q
-  return problem.replace(mu_K=q * tilted_given(1) + (1 - q) * tilted_given(0))
+    mu_K += chance * (power_K / power_K.sum())
+  return problem.replace(mu_K=mu_K)
 
 
 def by_length(
@@ -155,27 +138,21 @@ def by_length(
   peer_samples: int,
   **settings,
 ) -> Sweep:
-  """The compared methods as responses become longer.
+  """The compared methods as responses, those of `problem.text`, become longer.
 
-  Args:
-    lengths_X: T, of the responses `problem.text`; L of HACPO and GRAFT, too.
-    chi2: chi2 at each position; 1 + that of the text is (1 + chi2)^T.
-    own_samples: G.
-    peer_samples: H.
-    **settings: of `methods.compared`, except its length.
+  Their length T is also L of HACPO and GRAFT. `chi2` is that of each position;
+  1 + that of the text is (1 + chi2)^T. `settings` are those of
+  `methods.compared`, except its length.
   """
   # A peer that chooses the first token with probability m has, per token,
   # 1 + chi2 = 1/4 / m + 1/4 / (1 - m) = 1 / (4 m (1 - m)).
   m = (1 + math.sqrt(1 - 1 / (1 + chi2))) / 2
-  sizes = {'own_samples': own_samples, 'peer_samples': peer_samples}
-  cases = [
-    (
-      problem_lib.text(T, m, **sizes),
-      methods_lib.compared(length=T, **settings),
-    )
+  texts = [
+    problem_lib.text(T, m, own_samples=own_samples, peer_samples=peer_samples)
     for T in lengths_X
   ]
-  return _sweep(lengths_X, cases)
+  methods = [methods_lib.compared(length=T, **settings) for T in lengths_X]
+  return _sweep(lengths_X, [*zip(texts, methods, strict=True)])
 
 
 def context_weights(
@@ -194,7 +171,7 @@ def context_weights(
   for q in qs:
     method = {f'XGRPO, q = {q:g}': estimators.Xgrpo(std=std)}
     moments |= vary(problem.replace(q=q), method, p=p_X).moments
-  return Sweep(x_X=np.asarray(p_X), moments=moments)
+  return Sweep(np.asarray(p_X), moments)
 
 
 def by_truncation(
@@ -204,17 +181,12 @@ def by_truncation(
 
   `bound_X` is `truncation_bias_bound`, of the distance of the two.
   """
-  return _sweep(
-    max_ratio_X,
-    [
-      (
-        problem,
-        {'exact': estimators.Prp(), 'truncated': estimators.Prp(max_ratio=C)},
-      )
-      for C in max_ratio_X
-    ],
-    [closed_form.truncation_bias_bound(problem, C) for C in max_ratio_X],
-  )
+  exact, bound = estimators.Prp(), closed_form.truncation_bias_bound
+  cases = [
+    (problem, {'exact': exact, 'truncated': estimators.Prp(max_ratio=C)})
+    for C in max_ratio_X
+  ]
+  return _sweep(max_ratio_X, cases, [bound(problem, C) for C in max_ratio_X])
 
 
 def by_thl_error(
@@ -234,14 +206,9 @@ def by_thl_error(
     'successes by E, failures by -E': sign_K,
     'drawn from [-E, E]': rng.uniform(-1, 1, len(sign_K)),
   }
-  return _sweep(
-    error_X,
-    [
-      (
-        problem,
-        {n: estimators.Prp(error_K=E * kind_K) for n, kind_K in kinds.items()},
-      )
-      for E in error_X
-    ],
-    [closed_form.thl_error_bound(problem, E) for E in error_X],
-  )
+  cases = [
+    (problem, {n: estimators.Prp(error_K=E * k_K) for n, k_K in kinds.items()})
+    for E in error_X
+  ]
+  bounds = [closed_form.thl_error_bound(problem, E) for E in error_X]
+  return _sweep(error_X, cases, bounds)

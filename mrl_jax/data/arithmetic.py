@@ -29,13 +29,13 @@ import tensorflow_datasets as tfds
 
 from mrl_jax import checks
 
-# Of sums: how to compute them, and what stands before operands: in a formula, and
-# in words before the first and before others.
+# How to compute a sum, and the text before operands: in a formula, and in words
+# before the first operand and before all others.
 _SUMS = {
   'add': (operator.add, ' + ', ' has ', ', gets '),
   'sub': (operator.sub, ' - ', ' had ', ', lost '),
 }
-# Of lists: how to compute the answer, and the question in words.
+# How to compute the answer to a list, and the question in words.
 _LISTS = {
   'max': (lambda numbers: [max(numbers)], 'the top score of {}'),
   'min': (lambda numbers: [min(numbers)], 'the lowest score of {}'),
@@ -95,7 +95,7 @@ def is_heldout(numbers: Sequence[int], seed: int) -> bool:
 
 @dataclasses.dataclass
 class ArithmeticConfig(tfds.core.BuilderConfig):
-  """`seed` decides operands, which of them are held out, and names in words."""
+  """`seed` decides which operands are drawn and held out, and the names."""
 
   seed: int = 0
 
@@ -156,7 +156,7 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(data_dir: str, seed: int) -> Arithmetic:
-  """The builder; its files are generated under `data_dir` if they are missing."""
+  """The builder; generates its files under `data_dir` if they are missing."""
   checks.require(
     0 <= seed < SEEDS, f'data.seed = {seed}; it must be in [0, {SEEDS})'
   )

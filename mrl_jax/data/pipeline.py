@@ -39,7 +39,7 @@ def batches(
 
 
 def _with_unique_ids(batch: Sequence[records.Prompt]) -> list[records.Prompt]:
-  """Renames a prompt that is in a batch twice, where two epochs meet."""
+  """Renames a prompt whose id is in the batch already, where epochs meet."""
   seen = collections.Counter()
   unique = []
   for prompt in batch:

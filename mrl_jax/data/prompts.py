@@ -20,15 +20,10 @@ _LONE_SURROGATE = re.compile('[\ud800-\udfff]')
 
 
 def load(config, split: str, cache_dir: str) -> list[records.Prompt]:
-  """Loads all prompts of a split, of every family.
+  """Loads all prompts of a split ('train' or 'heldout'), of every family.
 
-  Args:
-    config: `config.data`.
-    split: 'train' or 'heldout'.
-    cache_dir: the folder of generated datasets.
-
-  Raises:
-    InputError: the source is empty, missing or malformed.
+  `config` is `config.data`; generated datasets are in `cache_dir`. Raises
+  InputError if the source is missing, empty or malformed.
   """
   prompts = SOURCES[config.source](config, split, cache_dir)
   checks.require(
@@ -40,7 +35,7 @@ def load(config, split: str, cache_dir: str) -> list[records.Prompt]:
 def of_families(
   prompts: Sequence[records.Prompt], families: Sequence[str]
 ) -> list[records.Prompt]:
-  """The prompts of these families; all prompts if the source has no families."""
+  """The prompts of these families; all prompts if they have no families."""
   known = {prompt.family for prompt in prompts}
   if known == {''}:
     return list(prompts)

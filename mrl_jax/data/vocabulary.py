@@ -1,7 +1,6 @@
 """Tokenizers trained from text, saved as Hugging Face folders."""
 
 from collections.abc import Iterable
-import json
 import os
 
 import tokenizers
@@ -19,7 +18,7 @@ _PAD, _EOS, _UNKNOWN = '<pad>', '<eos>', '<unk>'
 def byte_level_bpe(
   texts: Iterable[str], vocab_size: int
 ) -> tokenizers.Tokenizer:
-  """Byte-level BPE, as of Llama 3 and Qwen: every byte is a token."""
+  """Byte-level BPE, as in Llama 3 and Qwen: every byte is a token."""
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
@@ -38,46 +37,37 @@ def byte_level_bpe(
 def sentencepiece_bpe(
   texts: Iterable[str], vocab_size: int
 ) -> tokenizers.Tokenizer:
-  """SentencePiece-style BPE, as of Gemma: single digits and byte fallback.
+  """SentencePiece-style BPE, as in Gemma: single digits and byte fallback.
 
   Unigram, the other style of SentencePiece, can be loaded but not trained: its
   trainer is not deterministic.
   """
-  pre_tokenizer = pre_tokenizers.Sequence(
+  learner = tokenizers.Tokenizer(
+    models.BPE(unk_token=_UNKNOWN, byte_fallback=True, fuse_unk=True)
+  )
+  learner.pre_tokenizer = pre_tokenizers.Sequence(
     [
       pre_tokenizers.Metaspace(prepend_scheme='never'),
       pre_tokenizers.Digits(individual_digits=True),
     ]
   )
-  first = [_PAD, _EOS, _UNKNOWN] + [f'<0x{b:02X}>' for b in range(256)]
-  learner = tokenizers.Tokenizer(models.BPE())
-  learner.pre_tokenizer = pre_tokenizer
+  special = [_PAD, _EOS, _UNKNOWN]
+  byte_pieces = [f'<0x{b:02X}>' for b in range(256)]
   learner.train_from_iterator(
     texts,
     trainers.BpeTrainer(
-      vocab_size=max(vocab_size - len(first), 0), show_progress=False
+      vocab_size=vocab_size,
+      special_tokens=special + byte_pieces,
+      show_progress=False,
     ),
   )
-  learned = json.loads(learner.to_str())['model']
-  pieces = first + sorted(learned['vocab'], key=learned['vocab'].get)
-  tokenizer = tokenizers.Tokenizer(
-    models.BPE(
-      {piece: i for i, piece in enumerate(pieces)},
-      [tuple(pair) for pair in learned['merges']],
-      unk_token=_UNKNOWN,
-      byte_fallback=True,
-      fuse_unk=True,
-    )
-  )
-  tokenizer.pre_tokenizer = pre_tokenizer
+  # A new tokenizer: in the learner, byte pieces are special tokens too.
+  tokenizer = tokenizers.Tokenizer(learner.model)
+  tokenizer.pre_tokenizer = learner.pre_tokenizer
   tokenizer.decoder = decoders.Sequence(
-    [
-      decoders.Replace('\u2581', ' '),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-    ]
+    [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
   )
-  tokenizer.add_special_tokens([_PAD, _EOS, _UNKNOWN])
+  tokenizer.add_special_tokens(special)
   return tokenizer
 
 

@@ -1,5 +1,6 @@
-"""Objectives on arrays: no model, no config, no batch object enters here.
+"""Formulas on arrays: surrogates, ratios, bounds and KL estimates.
 
-Each returns the objective of every response token, which is *maximised*. How
-tokens are averaged is decided by weights (`training/packing.py`).
+No model, config or batch enters here. A surrogate is the objective of every
+response token, to be *maximised*. `update/objectives.py` puts the formulas
+together; weights decide how tokens are averaged (`training/packing.py`).
 """

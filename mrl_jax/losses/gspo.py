@@ -24,15 +24,15 @@ def sequence_ratio(
 
   Args:
     logp_BT: the learner's log-probabilities.
-    old_logp_BT: those of the policy that sampled. Only their mean over the mask
-      matters: where a peer with another vocabulary sampled, its mean over its
-      own tokens stands at every position (HACPO).
-    mask_BT: False where a token does not count. Without any, s_i is 1.
-    max_log_ratio: bounds |log s_i|. It changes the value, and stops no
-      gradient. None leaves s_i alone.
+    old_logp_BT: the log-probabilities of the policy that sampled. Only their
+      mean over the mask matters: if a peer with another vocabulary sampled, its
+      mean over its own tokens is at every position (HACPO).
+    mask_BT: False where a token does not count. If no token counts, s_i is 1.
+    max_log_ratio: bound of |log s_i|. It changes the value, and stops no
+      gradient. None leaves s_i unbounded.
 
   Returns:
-    s_BT, at every position, those that the mask leaves out too.
+    s_BT, at every position, also where the mask is False.
   """
   constant_BT = jax.lax.stop_gradient(logp_BT)
   difference_BT = jnp.where(mask_BT, constant_BT - old_logp_BT, 0.0)

@@ -1,4 +1,4 @@
-"""HACPO: peers' responses, within bounds that tighten through a round."""
+"""HACPO: peers' responses, with bounds that tighten during a round."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,9 @@ def stepwise_surrogate(
 
   There is no minimum with the unclipped term: outside [lo, hi] the gradient is
   zero for both signs of A. Inside, bounds included, it is
-  s_t sg[s_t]^alpha A grad log pi. With hi = 1, the more a response is the
-  source's rather than the learner's, the less it weighs.
+  s_t sg[s_t]^alpha A grad log pi. With hi = 1, the
+  less likely a response is for the learner than for the source, the lower its
+  weight.
 
   HACPO, https://arxiv.org/abs/2603.02604, sections 3.3 (weight) and 3.4
   (bounds); where paper and code differ, the authors' code.
@@ -30,14 +31,14 @@ def stepwise_surrogate(
     advantage_B1: A of each response, for this learner.
     low_B1: lo of each response; see `lower_bound`.
     high: hi.
-    alpha: how much more a smaller ratio weighs down; 0 leaves the weight off.
+    alpha: the exponent of the weight; 0 leaves the weight off.
 
   Returns:
     The objective of each token, to be maximised.
   """
   clipped_BT = jax.lax.stop_gradient(jnp.clip(ratio_BT, low_B1, high))
-  # By hand, since the gradient of `clip` is half at a bound, where s is exactly
-  # 1 for a peer that is identical.
+  # Not `clip` alone, whose gradient at a bound is half: for an identical peer s
+  # is exactly 1, which may be a bound.
   inside_BT = (ratio_BT >= low_B1) & (ratio_BT <= high)
   value_BT = jnp.where(inside_BT, ratio_BT, clipped_BT)
   return value_BT * clipped_BT**alpha * advantage_B1
@@ -54,7 +55,7 @@ def lower_bound(
 
   Args:
     delta: how far below 1 the bound starts.
-    delta_step: how much it rises a mini-batch.
+    delta_step: how much the bound rises in each mini-batch.
     mini_batch_B1: m, counted from 0 within the round.
 
   Returns:

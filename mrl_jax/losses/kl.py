@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-# Of d = log pi - log pi_ref.
+# Penalties by name, of d = log pi - log pi_ref.
 FORMS = {
   'k1': lambda difference_BT: difference_BT,
   'k2': lambda difference_BT: difference_BT**2 / 2,
@@ -22,8 +22,8 @@ def estimate(
 
   For y_t drawn from pi, k1 and k3 have the mean KL(pi || pi_ref), k3 with less
   variance, and k2 is close to it where the policies are close (John Schulman,
-  http://joschu.net/blog/kl-approx.html). This says nothing of gradients, since
-  that of the sampling is not in them:
+  http://joschu.net/blog/kl-approx.html). Their gradients have other means, since
+  none passes through the sampling:
 
     k1  grad log pi               of mean zero: noise, and no penalty
     k2  d grad log pi             of mean grad KL(pi || pi_ref)
@@ -41,6 +41,6 @@ def estimate(
     form: a name in `FORMS`.
 
   Returns:
-    The estimate of each token; 0 at padding, where both are 0.
+    The estimate of each token; 0 at padding, where both inputs are 0.
   """
   return FORMS[form](logp_BT - jax.lax.stop_gradient(reference_logp_BT))

@@ -1,4 +1,4 @@
-"""LUFFY: peers' responses, with a shaped probability for a ratio."""
+"""LUFFY: peers' responses, with a shaped probability in place of a ratio."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ def shaped(
 
     x_t = pi(y_t),  f(x) = x / (x + gamma),  J_t = f(x_t) A
 
-  The source's probability is taken to be 1, so that x is the ratio; there is
+  The source's probability is set to 1, so that x is the ratio; there is
   no clip. The gradient is gamma x / (x + gamma)^2 A grad log pi: greatest at
   x = gamma, so that it lifts unlikely tokens more than x A grad log pi would.
 

@@ -1,4 +1,4 @@
-"""PRP: peer rollouts, with ratios over what two vocabularies share."""
+"""PRP: peer rollouts, with a ratio for each chunk of two vocabularies."""
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,15 @@ def chunk_ratio(
     log rho_c = sum_{t in c} log pi(y_t) - sum_{t in c} log mu(y_t)
     rho_t     = sg[min(rho_c, C)] exp(log pi(y_t) - sg[log pi(y_t)])
 
-  A chunk lies between two byte offsets where tokens of both vocabularies end:
-  the finest unit to which both policies give a probability. The value of rho_t
-  is that of its chunk; its gradient is min(rho_c, C) grad log pi(y_t), so that
-  a chunk's gradient is that of its ratio however many tokens it has. Truncation
-  matters where A < 0: the surrogate's own clip leaves a large rho alone there,
-  and C bounds its gradient without stopping it. A dual clip above C never acts.
+  A chunk is the text between two consecutive byte offsets where tokens of both
+  vocabularies end: the shortest text to which both policies give a probability.
+  The value of rho_t is that of its chunk; its gradient is
+  min(rho_c, C) grad log pi(y_t), so that a chunk's gradient is that of its ratio
+  however many tokens it has. Truncation matters where A < 0: there, the clip of
+  the surrogate does not act on a large rho, and truncation scales its gradient
+  down without zeroing it. A dual clip above C has no effect.
+
+  mu is the peer's policy at temperature 1.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts; the chunks,
   the token form (after GSPO-token, https://arxiv.org/abs/2507.18071, eq. 14)
@@ -28,8 +31,8 @@ def chunk_ratio(
 
   Args:
     logp_BT: the learner's log-probabilities; 0 at padding.
-    behaviour_logp_BT: the peer's, carried onto the learner's tokens; 0 at
-      padding. Only their sums over chunks matter.
+    behaviour_logp_BT: the peer's log-probabilities, projected onto the
+      learner's tokens; 0 at padding. Only their sums over chunks matter.
     chunk_BT: the chunk of each token, in [0, T).
     max_ratio: C.
 

@@ -12,7 +12,7 @@ from mrl_jax.models import modules
 from mrl_jax.models import rope
 from mrl_jax.models import sharding
 
-_MASKED = -1e30  # Finite, so that a token that attends to nothing is not NaN.
+_MASKED = -1e30  # Finite: a token that attends to nothing would become NaN.
 _ACTIVATIONS = {
   'silu': jax.nn.silu,
   'gelu': functools.partial(jax.nn.gelu, approximate=True),
@@ -29,10 +29,8 @@ def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, size=None, cap=0.0):
   """Grouped-query attention; scores and softmax in float32.
 
   Scores are divided by the root of `size`, by default E, and soft-capped by
-  `cap`.
-
-  Heads come before positions, unlike in `jax.nn.dot_product_attention`: a
-  decoding step then reads the cache in order, which makes it 10 to 30% faster
+  `cap`. Heads come before positions, unlike in `jax.nn.dot_product_attention`:
+  a decoding step then reads the cache in order, which makes it 10 to 30% faster
   on CPU.
   """
   batch, heads, length, head_dim = q_BHTE.shape
@@ -48,19 +46,22 @@ def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, size=None, cap=0.0):
 
 
 def soft_cap(x, cap: float):
-  """C tanh(x / c) with the cap c; x itself if the cap is 0."""
+  """Returns c tanh(x / c) for the cap c, and x itself if c is 0."""
   return cap * jnp.tanh(x / cap) if cap else x
 
 
 def window_mask(mask_BTS, slot, window: int):
-  """Restricts a mask to the last `window` slots up to each token's own.
+  """Restricts a mask to the last `window` slots up to each token's own slot.
 
-  The tokens are at `slot`, `slot + 1`, ...; rows have no padding inside. Two
-  tokens at slots 2 and 3 with a window of 2 may attend to
+  A window of 0 restricts nothing. The tokens are in the slots `slot`,
+  `slot + 1`, ...; a row has no padding between tokens. Two tokens in slots 2
+  and 3 with a window of 2 may attend to
 
     slot 2:  0 1 1 0
     slot 3:  0 0 1 1
   """
+  if not window:
+    return mask_BTS
   _, length, slots = mask_BTS.shape
   distance_TS = jnp.arange(length)[:, None] + slot - jnp.arange(slots)[None, :]
   return mask_BTS & (distance_TS < window)[None]
@@ -164,7 +165,7 @@ class Decoder(nnx.Module):
     cache: Cache | None = None,
     slot: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache]:
-    """Runs the decoder over `tokens_BT`.
+    """Computes the hidden states of tokens.
 
     Args:
       tokens_BT: token ids.
@@ -175,8 +176,8 @@ class Decoder(nnx.Module):
       slot: the first slot to write.
 
     Returns:
-      The normed hidden state [B, T, D], and the updated cache; without a cache,
-      the keys and values of the tokens.
+      The normed hidden states [B, T, D], and the updated cache; without a
+      cache, the keys and values of the tokens.
     """
     x_BTD = self.embed_VD[...][tokens_BT].astype(self.config.dtype)
     x_BTD = sharding.by_rows(x_BTD)
@@ -198,24 +199,20 @@ class Decoder(nnx.Module):
     return self.final_norm(x_BTD), caches
 
   def _views(self, positions_BT, mask_BTS, slot):
-    """Rotary angles and mask of every kind of layer, each computed once."""
-    angles = functools.cache(
-      lambda r: r and rope.rotary(positions_BT, self.config.head_dim, r)
-    )
-    mask = functools.cache(
-      lambda n: window_mask(mask_BTS, slot, n) if n else mask_BTS
-    )
+    """Rotary angles and mask of every distinct kind of layer."""
+    size = self.config.head_dim
     return {
-      layer: (angles(layer.rope), mask(layer.window))
-      for layer in self.config.layers
+      layer: (
+        layer.rope and rope.rotary(positions_BT, size, layer.rope),
+        window_mask(mask_BTS, slot, layer.window),
+      )
+      for layer in dict.fromkeys(self.config.layers)
     }
 
   def logits(self, x_BTD):
     """Logits of the next token, float32 [B, T, V]."""
-    if self.unembed_DV is None:
-      unembed_DV = self.embed_VD[...].T
-    else:
-      unembed_DV = self.unembed_DV[...]
+    tied = self.unembed_DV is None
+    unembed_DV = self.embed_VD[...].T if tied else self.unembed_DV[...]
     logits_BTV = jnp.einsum(
       'BTD,DV->BTV',
       x_BTD,
@@ -231,7 +228,7 @@ NO_PARAMS = nnx.State({})
 def split(decoder: Decoder) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   """Splits into structure, trained parameters and frozen parameters.
 
-  All parameters are trained or, with LoRA, the adapters only; `nnx.merge` joins
+  All parameters are trained or, with LoRA, only the adapters. `nnx.merge` joins
   the parts again.
   """
   trained = nnx.LoRAParam if decoder.config.lora else nnx.Param
@@ -241,8 +238,8 @@ def split(decoder: Decoder) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
 def cast(params: nnx.State, dtype: str) -> nnx.State:
   """Casts parameters to the dtype in which a forward pass uses them.
 
-  A forward pass casts all but the scales of norms at every use; cast once, the
-  results are the same bit for bit.
+  A forward pass casts them at every use, except the scales of norms. To cast
+  them once beforehand gives the same results bit for bit.
   """
 
   def cast_param(path, param):
@@ -255,7 +252,7 @@ def cast(params: nnx.State, dtype: str) -> nnx.State:
 
 @functools.cache
 def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-  """The result of `split` with shapes instead of arrays; do not change it."""
+  """The result of `split` with shapes for arrays; shared: do not change it."""
   return split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
 
 

@@ -10,8 +10,7 @@ from mrl_jax.architecture import ModelConfig
 from mrl_jax.architecture import Rope
 
 _GEMMA = {'norm_offset': True, 'scale_embeddings': True}
-# Fields of `ModelConfig` by Hugging Face's `model_type`, as far as its config does
-# not tell them.
+# Fields of `ModelConfig` that no Hugging Face config has, by its `model_type`.
 ARCHITECTURES = {
   'llama': {},
   'mistral': {'qkv_bias': False, 'out_bias': False},
@@ -23,7 +22,7 @@ ARCHITECTURES = {
   'smollm3': {},
   'olmo2': {'norms': 'after', 'qk_norm': 'heads'},
 }
-# Families of random models: the `model_type` and fields of `ModelConfig`.
+# Families of random models: their `model_type` and fields of `ModelConfig`.
 FAMILIES = {
   'llama': ('llama', {'norm_eps': 1e-5, 'tie_embeddings': False}),
   'qwen': ('qwen3', {'layers': (Layer(rope=Rope(base=1e6)),)}),
@@ -41,11 +40,22 @@ _FIELDS = {
   'rms_norm_eps': 'norm_eps',
   'tie_word_embeddings': 'tie_embeddings',
 }
-# Those that only some families have; missing and None are 0.
+# Fields that only some configs have; a missing one, or None, is 0.
 _OPTIONAL_FIELDS = {
   'query_pre_attn_scalar': 'query_size',
   'attn_logit_softcapping': 'score_cap',
   'final_logit_softcapping': 'logit_cap',
+}
+# Fields of `Rope` and their names in `rope_parameters`, by its `rope_type`.
+_EXTENDED = {
+  'factor': 'factor',
+  'original_length': 'original_max_position_embeddings',
+}
+_SCALINGS = {
+  'default': {},
+  'linear': {'factor': 'factor'},
+  'llama3': {**_EXTENDED, 'low': 'low_freq_factor', 'high': 'high_freq_factor'},
+  'yarn': _EXTENDED,
 }
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu': 'gelu_erf'}
 
@@ -57,10 +67,7 @@ def build(family: str, **sizes) -> ModelConfig:
 
 
 def to_hugging_face(family: str, model: ModelConfig) -> dict:
-  """The config of a model of `FAMILIES`, as `transformers` 5 writes it.
-
-  It is the inverse of `from_hugging_face`.
-  """
+  """The config of a model of `FAMILIES`: the inverse of `from_hugging_face`."""
   (layer,) = model.layers
   return {
     'model_type': FAMILIES[family][0],
@@ -73,11 +80,11 @@ def from_hugging_face(hf: Mapping, **changes) -> ModelConfig:
   """The architecture of a Hugging Face model.
 
   Args:
-    hf: its config as `transformers` 5 writes it.
+    hf: the model's config as `transformers` 5 writes it.
     **changes: other fields of `ModelConfig`, such as dtypes.
 
-  Raises:
-    InputError: the decoder cannot compute such a model; names what it lacks.
+  Raises InputError, which names the missing feature, if the decoder cannot
+  compute such a model.
   """
   name = hf['model_type']
   checks.require(
@@ -94,13 +101,13 @@ def from_hugging_face(hf: Mapping, **changes) -> ModelConfig:
   fields['head_dim'] = (
     fields['head_dim'] or fields['d_model'] // fields['num_heads']
   )
+  for theirs, ours in _OPTIONAL_FIELDS.items():
+    fields[ours] = hf.get(theirs) or 0
   fields['activation'] = checks.choose(
     hf.get('hidden_activation') or hf['hidden_act'], _ACTIVATIONS, 'activation'
   )
   fields['qkv_bias'] = fields['out_bias'] = bool(hf.get('attention_bias'))
   fields['layers'] = _layers(hf)
-  for theirs, ours in _OPTIONAL_FIELDS.items():
-    fields[ours] = hf.get(theirs) or 0
   return ModelConfig(**{**fields, **ARCHITECTURES[name], **changes})
 
 
@@ -130,47 +137,28 @@ def _rope(rope: Mapping) -> Rope:
     rope.get('partial_rotary_factor', 1) == 1,
     f'rotary positions of a part of each head are not supported: {dict(rope)}',
   )
-  scaling = checks.choose(rope['rope_type'], _SCALINGS, 'rope_type')
-  return Rope(base=rope['rope_theta'], **scaling(rope))
+  kind = rope['rope_type']
+  names = checks.choose(kind, _SCALINGS, 'rope_type')
+  fields = {ours: rope[theirs] for ours, theirs in names.items()}
+  if kind == 'yarn':
+    fields['low'] = rope.get('beta_slow') or 1.0
+    fields['high'] = rope.get('beta_fast') or 32.0
+    fields['amplitude'] = _yarn_amplitude(rope)
+    fields['truncate'] = rope.get('truncate', True)
+  scaling = 'none' if kind == 'default' else kind
+  return Rope(base=rope['rope_theta'], scaling=scaling, **fields)
 
 
-def _llama3(rope):
-  return {
-    'scaling': 'llama3',
-    'factor': rope['factor'],
-    'original_length': rope['original_max_position_embeddings'],
-    'low': rope['low_freq_factor'],
-    'high': rope['high_freq_factor'],
-  }
+def _yarn_amplitude(rope) -> float:
+  """2309.00071, eq. 15, with the scales that DeepSeek's models add."""
+  if rope.get('attention_factor') is not None:
+    return rope['attention_factor']
 
+  def amplitude(scale):
+    factor = rope['factor']
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-def _yarn(rope):
-  factor = rope['factor']
-  amplitude = rope.get('attention_factor')
-  if amplitude is None:
-    above, below = rope.get('mscale'), rope.get('mscale_all_dim')
-    both = above and below
-    amplitude = _yarn_amplitude(factor, above if both else 1.0)
-    amplitude /= _yarn_amplitude(factor, below) if both else 1.0
-  return {
-    'scaling': 'yarn',
-    'factor': factor,
-    'original_length': rope['original_max_position_embeddings'],
-    'low': rope.get('beta_slow') or 1.0,
-    'high': rope.get('beta_fast') or 32.0,
-    'amplitude': amplitude,
-    'truncate': rope.get('truncate', True),
-  }
-
-
-def _yarn_amplitude(factor, scale):
-  """2309.00071, eq. 15, with the scale that DeepSeek's models add."""
-  return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-_SCALINGS = {
-  'default': lambda rope: {},
-  'linear': lambda rope: {'scaling': 'linear', 'factor': rope['factor']},
-  'llama3': _llama3,
-  'yarn': _yarn,
-}
+  scales = rope.get('mscale'), rope.get('mscale_all_dim')
+  if all(scales):
+    return amplitude(scales[0]) / amplitude(scales[1])
+  return amplitude(1.0)

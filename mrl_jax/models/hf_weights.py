@@ -20,8 +20,9 @@ from mrl_jax.architecture import ModelConfig
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _DTYPES = ('F32', 'BF16', 'F16')
-_SHOWN = 10  # Listed mistakes of each kind.
-_SAMPLES, _SAMPLE = 256, 2**16  # Of a file's fingerprint: number and bytes.
+_SHOWN = 10  # Problems of each kind that an error lists.
+# The most samples of a file that its fingerprint reads, and their size.
+_SAMPLES, _SAMPLE_BYTES = 256, 2**16
 
 
 def read(
@@ -38,11 +39,10 @@ def read(
     config: the model's architecture.
     like: shapes and dtypes of the parameters, without adapters.
     places: the sharding of each parameter.
-    advance: called with the bytes of every tensor that was read.
+    advance: called with the number of bytes of every tensor that was read.
 
-  Raises:
-    InputError: lists all tensors that are missing, unknown or of another shape
-      or type, and all files that cannot be read.
+  Raises InputError, which lists all tensors that are missing, unknown or of an
+  unexpected shape or type, and all files that cannot be read.
   """
   tensors, paths = parameters.tensors(config), check(folder, config)
   flat_places = _flat(places)
@@ -61,18 +61,18 @@ def read(
 
 
 def fingerprint(folder: str) -> str:
-  """A digest of weights: of size, header and samples of every file."""
-  print = hashlib.sha256()
+  """A digest of the size, the header and samples of every file of weights."""
+  digest = hashlib.sha256()
   for path in _paths(folder):
     size = os.path.getsize(path)
-    print.update(f'{size};'.encode())
+    digest.update(f'{size};'.encode())
     with open(path, 'rb') as f:
       header = int.from_bytes(f.read(8), 'little')
-      print.update(f.read(min(header, size)))
-      for at in range(0, size, max(size // _SAMPLES, _SAMPLE)):
+      digest.update(f.read(min(header, size)))
+      for at in range(0, size, max(size // _SAMPLES, _SAMPLE_BYTES)):
         f.seek(at)
-        print.update(f.read(_SAMPLE))
-  return print.hexdigest()[:16]
+        digest.update(f.read(_SAMPLE_BYTES))
+  return digest.hexdigest()[:16]
 
 
 def num_bytes(folder: str) -> int:
@@ -81,7 +81,7 @@ def num_bytes(folder: str) -> int:
 
 
 def check(folder: str, config: ModelConfig) -> dict[str, str]:
-  """Returns the file of every tensor, by name; raises as `read` does."""
+  """The file of every tensor, by the tensor's name; raises as `read` does."""
   wanted = {t.name: list(t.shape) for t in parameters.tensors(config).values()}
   paths, problems = {}, collections.defaultdict(list)
   for path in _paths(folder):
@@ -103,25 +103,19 @@ def check(folder: str, config: ModelConfig) -> dict[str, str]:
       # Files may have a copy of tied embeddings, and constants of positions.
       elif name != 'lm_head.weight' and not name.endswith('.inv_freq'):
         problems['not part of the model'].append(name)
-  for name, shape in wanted.items():
-    if name not in paths:
-      problems['missing'].append(f'{name} {shape}')
-  checks.require(
-    not problems,
-    f'the weights in {folder} do not fit its config:\n'
-    + '\n'.join(_listed(*kind) for kind in problems.items()),
-  )
+  missing = [f'{name} {wanted[name]}' for name in wanted if name not in paths]
+  if missing:
+    problems['missing'] = missing
+  lines = [f'the weights in {folder} do not fit its config:']
+  for kind, tensors in problems.items():
+    lines += [f'{len(tensors)} {kind}:', *(f'  {x}' for x in tensors[:_SHOWN])]
+    if len(tensors) > _SHOWN:
+      lines.append(f'  and {len(tensors) - _SHOWN} more')
+  checks.require(not problems, '\n'.join(lines))
   return paths
 
 
-def _listed(kind, problems) -> str:
-  more = len(problems) - _SHOWN
-  lines = problems[:_SHOWN] + ([f'and {more} more'] if more > 0 else [])
-  return f'{len(problems)} {kind}:\n  ' + '\n  '.join(lines)
-
-
 def _paths(folder) -> list[str]:
-  """The files with weights."""
   path, index = (os.path.join(folder, name) for name in (WEIGHTS, INDEX))
   if os.path.exists(path):  # If both exist, transformers reads the single file.
     return [path]
@@ -155,29 +149,29 @@ def write(
   dtype: str,
   shard_bytes: int,
 ) -> None:
-  """Writes a model with merged adapters; several shards have an index.
+  """Writes a model into an existing folder, its adapters merged.
 
   Args:
-    folder: an existing folder.
+    folder: gets `model.safetensors`, or shards and their index.
     config: the model's architecture.
     params: all parameters, adapters included.
     dtype: 'float32', 'bfloat16' or 'float16'.
-    shard_bytes: size of a file, at most, unless a single tensor is larger.
+    shard_bytes: the most bytes in a file; a larger tensor has its own file.
   """
   flat, itemsize = _flat(params), np.dtype(dtype).itemsize
   tensors = {
-    t.name: (t, path) for path, t in parameters.tensors(config).items()
+    t.name: (path, t) for path, t in parameters.tensors(config).items()
   }
   split = huggingface_hub.split_state_dict_into_shards_factory(
     tensors,
-    get_storage_size=lambda tensor: flat[tensor[1]].size * itemsize,
+    get_storage_size=lambda tensor: flat[tensor[0]].size * itemsize,
     filename_pattern='model{suffix}.safetensors',
     max_shard_size=shard_bytes,
   )
   for filename, names in split.filename_to_tensors.items():
     arrays = {}
     for name in names:
-      tensor, path = tensors[name]
+      path, tensor = tensors[name]
       arrays[name] = tensor.to_theirs(merged(path, flat, config).astype(dtype))
     _save(arrays, os.path.join(folder, filename))
   if split.is_sharded:
@@ -188,13 +182,9 @@ def write(
 def write_adapters(
   folder: str, config: ModelConfig, params: nnx.State, base: str
 ) -> None:
-  """Writes adapters as PEFT does.
+  """Writes the adapters `params` into an existing folder, as PEFT does.
 
-  Args:
-    folder: an existing folder.
-    config: the model's architecture.
-    params: the adapters.
-    base: the name or path of the base model.
+  `base` is the name or path of the base model.
   """
   tensors = parameters.adapters(config)
   arrays = {
@@ -228,7 +218,7 @@ def _flat(state) -> dict[str, nnx.Variable]:
 
 
 def merged(path, flat, config) -> np.ndarray:
-  """A parameter, with its adapter's product added."""
+  """The parameter at `path`, plus the product of its adapter if it has one."""
   x = np.asarray(flat[path].get_value())
   adapter = path.removesuffix('weight') + 'adapter.'
   if f'{adapter}a' not in flat:

@@ -9,15 +9,11 @@ from mrl_jax.models import decoder as decoder_lib
 
 
 class Scores(NamedTuple):
-  """What a policy says of tokens.
+  """Log-probabilities and entropies of tokens under a policy."""
 
-  Attributes:
-    logp_BT: f32, the log-probability of each token, given all before it.
-    entropy_BT: f32, the entropy of the distribution that it is from (nats);
-      None if it was not asked for.
-  """
-
-  logp_BT: jax.Array
+  logp_BT: jax.Array  # f32, of each token, given all tokens before it.
+  # f32, in nats, of the distribution that each token is drawn from; None if it
+  # was not asked for.
   entropy_BT: jax.Array | None = None
 
 
@@ -28,11 +24,8 @@ def prompt_layout(valid_BS):
                                                 0 1 0
                                                 0 1 1
 
-  Args:
-    valid_BS: False at padding.
-
-  Returns:
-    positions_BS, counted from each row's first token; mask_BSS.
+  `valid_BS` is False at padding. Returns positions_BS, counted from each row's
+  first token, and mask_BSS.
   """
   positions_BS = jnp.maximum(jnp.cumsum(valid_BS, 1) - 1, 0)
   slots = valid_BS.shape[1]
@@ -48,19 +41,16 @@ def response_scores(
   chunk: int,
   entropy: bool = False,
 ) -> Scores:
-  """Scores the last `length` tokens of every row.
+  """Scores the last `length` tokens of every row; scores are 0 at padding.
 
   Args:
     decoder: the policy.
     tokens_BS: left-padded prompts, then right-padded responses.
     valid_BS: False at padding.
     length: T, the number of response positions.
-    chunk: about the most tokens whose logits are in memory at once; the backward
-      pass recomputes them.
+    chunk: about the most tokens whose logits are in memory at once; the
+      backward pass recomputes them.
     entropy: whether to compute entropies too.
-
-  Returns:
-    The scores, 0 at padding.
   """
   positions_BS, mask_BSS = prompt_layout(valid_BS)
   hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
@@ -93,7 +83,7 @@ def softmax_entropy(logits):
 
 
 def token_scores(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
-  """Scores of the targets, a chunk of positions at a time."""
+  """Scores of the targets, computed for a chunk of positions at a time."""
 
   @jax.checkpoint
   def score(hidden_BTD, targets_BT):
@@ -107,7 +97,7 @@ def token_scores(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
     return score(hidden_BTD, targets_BT)
 
   def by_chunk(x_BT):
-    """Pads positions to a multiple of `step`; returns [chunks, B, step, ...]."""
+    """Pads T to a multiple of `step`; returns [chunks, B, step, ...]."""
     pad = [(0, 0)] * x_BT.ndim
     pad[1] = (0, -length % step)
     x_BT = jnp.pad(x_BT, pad).reshape(batch, -1, step, *x_BT.shape[2:])

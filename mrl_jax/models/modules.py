@@ -1,8 +1,8 @@
 """The modules that have parameters, and how parameters are declared.
 
-A tensor is declared once, where its module is made. The letters of its einsum
-give its shape, its initial scale and the names of its axes; `sharding` maps the
-names to mesh axes.
+A parameter is declared once, in its module. The letters of its einsum give its
+shape, its initial scale and the names of its axes; `sharding` maps the names to
+mesh axes.
 """
 
 import math
@@ -34,7 +34,7 @@ def _shape(config, letters) -> tuple[int, ...]:
 
 
 def param(config, rngs, letters, inputs, kind=nnx.Param):
-  """A random matrix with the axes `letters`; `inputs` are those summed over."""
+  """A random matrix with the axes `letters`; an einsum sums over `inputs`."""
   value = jax.random.normal(rngs.params(), _shape(config, letters), jnp.float32)
   value *= math.prod(_shape(config, inputs)) ** -0.5
   return kind(value.astype(_dtype(config, kind)), axes=axes(letters))
@@ -54,7 +54,7 @@ def _as(x, param):
 
 
 class Adapter(nnx.Module):
-  """LoRA's term of an einsum (2106.09685): alpha / R B A x; B is initially 0."""
+  """LoRA's term of an einsum (2106.09685), alpha / R B A x; initially B = 0."""
 
   def __init__(self, spec: str, config: ModelConfig, rngs: nnx.Rngs):
     x, inputs, outputs, out = _letters(spec)
@@ -71,7 +71,7 @@ class Adapter(nnx.Module):
 
 
 class Projection(nnx.Module):
-  """An einsum of activations with a weight; `name` is Hugging Face's."""
+  """An einsum of activations with a weight, which Hugging Face calls `name`."""
 
   def __init__(
     self,
@@ -111,7 +111,7 @@ def _letters(spec: str) -> tuple[str, str, str, str]:
 class RMSNorm(nnx.Module):
   """Root-mean-square norm over the axes `letters`, computed in float32.
 
-  They are the last axis of the input, or heads and head size of [B, H, T, E].
+  The axes are the last one of the input, or H and E of [B, H, T, E].
   """
 
   def __init__(self, config: ModelConfig, letters: str):

@@ -1,4 +1,4 @@
-"""Rotary positions (2104.09864), with scalings for extended contexts."""
+"""Rotary positions (2104.09864), and their scalings for longer contexts."""
 
 import math
 
@@ -11,51 +11,40 @@ from mrl_jax.architecture import Rope
 def frequencies(rope: Rope, head_dim: int) -> jax.Array:
   """The angle per position of each pair of dimensions, f32 [I], I = E / 2."""
   frequency_I = rope.base ** (-jnp.arange(0, head_dim, 2) / head_dim)
-  return _SCALINGS[rope.scaling](frequency_I, rope, head_dim)
+  if rope.scaling == 'none':
+    return frequency_I
+  if rope.scaling == 'linear':  # 2306.15595
+    return frequency_I / rope.factor
+  kept_I = {'llama3': _llama3, 'yarn': _yarn}[rope.scaling](frequency_I, rope)
+  return frequency_I * (kept_I + (1 - kept_I) / rope.factor)
 
 
-def _linear(frequency_I, rope, head_dim):
-  """Divides all frequencies: 2306.15595."""
-  del head_dim
-  return frequency_I / rope.factor
-
-
-def _llama3(frequency_I, rope, head_dim):
-  """Divides low frequencies, keeps high ones, with a ramp between them.
+def _llama3(frequency_I, rope):
+  """The share of each frequency that is kept: 0 for low, 1 for high ones.
 
   The ramp is over the number of turns that a frequency makes in the original
   context: https://arxiv.org/abs/2407.21783, sec. 3.4, and Meta's code.
   """
-  del head_dim
   turns_I = rope.original_length * frequency_I / (2 * math.pi)
-  kept_I = jnp.clip((turns_I - rope.low) / (rope.high - rope.low), 0, 1)
-  return frequency_I * (kept_I + (1 - kept_I) / rope.factor)
+  return jnp.clip((turns_I - rope.low) / (rope.high - rope.low), 0, 1)
 
 
-def _yarn(frequency_I, rope, head_dim):
-  """As `_llama3`, but the ramp is over dimensions: 2309.00071, sec. 3.2."""
+def _yarn(frequency_I, rope):
+  """As `_llama3`, with a ramp over indices of pairs: 2309.00071, sec. 3.2."""
+  pairs = len(frequency_I)
 
-  def dimension(turns):
-    """The dimension whose frequency makes `turns` in the original context."""
+  def pair(turns):
+    """The pair whose frequency makes `turns` in the original context."""
     wavelength = rope.original_length / (turns * 2 * math.pi)
-    return head_dim * math.log(wavelength) / (2 * math.log(rope.base))
+    return pairs * math.log(wavelength) / math.log(rope.base)
 
-  first, last = dimension(rope.high), dimension(rope.low)
+  first, last = pair(rope.high), pair(rope.low)
   if rope.truncate:
     first, last = math.floor(first), math.ceil(last)
-  first, last = max(first, 0), min(last, head_dim - 1)
+  first, last = max(first, 0), min(last, 2 * pairs - 1)
   last += 1e-3 * (first == last)
-  ramp_I = (jnp.arange(head_dim // 2) - first) / (last - first)
-  kept_I = 1 - jnp.clip(ramp_I, 0, 1)
-  return frequency_I * (kept_I + (1 - kept_I) / rope.factor)
-
-
-_SCALINGS = {
-  'none': lambda frequency_I, rope, head_dim: frequency_I,
-  'linear': _linear,
-  'llama3': _llama3,
-  'yarn': _yarn,
-}
+  ramp_I = (jnp.arange(pairs) - first) / (last - first)
+  return 1 - jnp.clip(ramp_I, 0, 1)
 
 
 def rotary(
@@ -71,7 +60,7 @@ def rotary(
 def rotate(
   x_BHTE: jax.Array, sin_B1TI: jax.Array, cos_B1TI: jax.Array
 ) -> jax.Array:
-  """Rotates every head; dimension i is paired with dimension i + E / 2."""
+  """Rotates all pairs of dimensions, i and i + E / 2, of every head."""
   a_BHTI, b_BHTI = jnp.split(x_BHTE.astype(jnp.float32), 2, -1)
   turned = (
     a_BHTI * cos_B1TI - b_BHTI * sin_B1TI,

@@ -1,4 +1,4 @@
-"""Where arrays live: tables from the names of axes to mesh axes."""
+"""How arrays are sharded: tables from the names of axes to mesh axes."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from mrl_jax import checks
 
-ROWS = ('data', 'fsdp')  # Rows of a batch are spread over both axes.
+ROWS = ('data', 'fsdp')  # Rows of a batch are sharded over both axes.
 
 # Parameters in training: every matrix is sharded over `fsdp`.
 TRAIN = {
@@ -23,16 +23,16 @@ TRAIN = {
   'norm': None,
   'rank': None,
 }
-# In sampling every token would gather them again; `fsdp` holds copies instead.
+# Sampling would gather parameters over `fsdp` for every token; instead, every
+# part of `fsdp` holds a copy.
 DECODE = {**TRAIN, 'embed': None}
 
 
 def param_spec(axes: tuple[str, ...], table: Mapping) -> PartitionSpec:
   """The partition of an array with the named `axes`.
 
-  Raises:
-    KeyError: the table does not know an axis.
-    ValueError: two axes of the array are on the same mesh axis.
+  Raises KeyError if an axis is not in the table, and ValueError if two axes
+  would be on the same mesh axis.
   """
   spec = tuple(table[axis] for axis in axes)
   used = [name for name in spec if name is not None]
@@ -44,8 +44,7 @@ def param_spec(axes: tuple[str, ...], table: Mapping) -> PartitionSpec:
 def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
   """The sharding of every parameter, in the structure of `state`.
 
-  Raises:
-    InputError: lists all dimensions that the mesh does not divide.
+  Raises InputError, which lists all dimensions that the mesh does not divide.
   """
   wrong = []
 
@@ -67,7 +66,7 @@ def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
 
 
 def rows(mesh: Mesh, dim: int = 0) -> NamedSharding:
-  """The sharding of a batch: dimension `dim` is spread over the mesh."""
+  """The sharding of a batch whose rows are dimension `dim`."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * dim, ROWS))
 
 
@@ -76,7 +75,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_rows(x: jax.Array) -> jax.Array:
-  """Constrains activations to be spread by rows; without a mesh, does nothing.
+  """Constrains activations to be sharded by rows; does nothing without a mesh.
 
   Unconstrained, XLA may shard a product over its contracted axis and compute
   every row on every device.

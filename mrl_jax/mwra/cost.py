@@ -30,33 +30,33 @@ class Cost:
 
   params: int  # Number of parameters, without adapters.
   adapters: int  # Number of parameters of adapters.
-  # Parameters, optimizer state and reference. With LoRA, the optimizer state and
-  # the reference are those of the adapters.
+  # Parameters, optimizer state and reference; with LoRA, the last two are those
+  # of the adapters.
   state_bytes: int
   weight_bytes: int  # One sampling copy of the parameters.
   # Whether the sampling copy stays resident, because under LoRA the base never
   # changes.
   kept: bool
-  # Whether sampling can use the training weights instead of a copy, because they
-  # have the same dtype.
+  # Whether sampling can use the training weights, which have the same dtype,
+  # instead of a copy.
   shared: bool
   # Keys and values of all samples, and the larger of a second cache or one
   # layer's attention scores while prompts are read.
   cache_bytes: int
-  # Gradients of own and of peer rows, activations of a micro-batch and a chunk of
-  # logits.
+  # Gradients of own and of peer rows, activations of a micro-batch, and logits
+  # of a chunk.
   update_bytes: int
   flops: float  # Of sampling and updating on all rows of a round.
 
   def resident_bytes(self, copies: int) -> int:
-    """Memory in use throughout a round.
+    """Memory in use throughout a round, for `copies` parts of the fsdp axis.
 
-    Every part of the fsdp axis (`copies` of them) has its own sampling copy.
+    Every part has its own sampling copy.
     """
     return self.state_bytes + self.kept * self._copies(copies)
 
   def work_bytes(self, copies: int) -> int:
-    """Peak memory beside the resident bytes: of sampling or of the update."""
+    """Peak memory of sampling or of the update, beside the resident bytes."""
     moved = 0 if self.kept else self._copies(copies)
     return max(moved + self.cache_bytes, self.update_bytes)
 
@@ -76,9 +76,8 @@ def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
   params = parameters.num_params(parameters.tensors(model))
   adapters = parameters.num_params(parameters.adapters(model))
   param_bytes = params * DTYPE_BYTES[model.param_dtype]
-  trained, trained_bytes = params, param_bytes
-  if model.lora is not None:
-    trained, trained_bytes = adapters, adapters * _FLOAT
+  trained = adapters if model.lora else params
+  trained_bytes = adapters * _FLOAT if model.lora else param_bytes
   slots = shape.prompt_tokens + shape.response_tokens
   activations = shape.micro_rows * slots * _activations(model, slots)
   logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)

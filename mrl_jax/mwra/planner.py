@@ -41,16 +41,16 @@ def plan(
 
   Args:
     models: the architecture of every policy.
-    shapes: the round of every policy.
-    devices: number of devices.
-    divides: a count that slices must divide, such as the rows of a batch.
+    shapes: the sizes of a round of every policy.
+    devices: the number of devices.
+    divides: the number of rows of a batch, or another count that the fsdp axis
+      of every slice must divide.
     tensor: size of the tensor axis of every slice.
     device_bytes: memory of one device; infinite if it is not known.
     time_share: whether policies take turns on all devices.
 
-  Raises:
-    InputError: there is no plan; names the policy, what is short, and what
-      would help.
+  Raises InputError if there is no plan; the message names the policy, what is
+  short, and what would help.
   """
   costs = {
     name: cost_lib.estimate(m, shapes[name]) for name, m in models.items()

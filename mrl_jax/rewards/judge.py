@@ -12,6 +12,8 @@ from mrl_jax.rewards import processes
 from mrl_jax.rewards import verify
 
 Verifier = verify.Exact | mathematics.Mathematics
+# By name, what makes the verifier of `config.reward`; it raises InputError if a
+# package that it needs is not installed.
 VERIFIERS = {
   'exact': lambda config: verify.Exact(config.marker),
   'math': lambda config: mathematics.Mathematics(
@@ -30,7 +32,7 @@ class Judgement(NamedTuple):
 class Judge:
   """Judges completions for one policy.
 
-  verifier = judge.verifier(config.reward)
+  verifier = judge.VERIFIERS['exact'](config.reward)
   judges = {name: judge.build(config, verifier) for name in policies}
   judgements = judges['llama'](completions)
   ...
@@ -77,14 +79,6 @@ class Judge:
     """Numbers of answers by result since the last call, if they are counted."""
     counts, self._counts = self._counts, collections.Counter()
     return dict(sorted(counts.items()))
-
-
-def verifier(settings) -> Verifier:
-  """The verifier that `config.reward` names.
-
-  Raises InputError if a package that it needs is not installed.
-  """
-  return VERIFIERS[settings.verifier](settings)
 
 
 def build(config, verifier: Verifier) -> Judge:

@@ -64,7 +64,7 @@ class Mathematics:
       )
     self._marker = marker
     self._pool = processes.Pool(_COMPARE, timeout_s)
-    self._known = {}  # Results that were used last come last.
+    self._known = {}  # Results by pair, the oldest first.
 
   def verify_all(self, answers: Sequence[tuple[str, str]]) -> list[str]:
     """The verdict on each (completion, gold answer), 'timeout' or 'crash'.
@@ -72,7 +72,7 @@ class Mathematics:
     Gold answers are bare, in a box, or after a `marker` of their own.
     """
     pairs = [self._pair(*texts) for texts in answers]
-    results = {pair: _easy(*pair) or self._recall(pair) for pair in pairs}
+    results = {pair: _easy(*pair) or self._known.get(pair) for pair in pairs}
     hard = [pair for pair, result in results.items() if result is None]
     for pair, result in zip(hard, self._pool.map(hard), strict=True):
       results[pair] = result
@@ -83,17 +83,11 @@ class Mathematics:
     self._pool.close()
 
   def _pair(self, text, gold):
-    """The given and the gold answer, without box or marker."""
     known = answer(gold, self._marker)
     return (
       answer(text, self._marker) or '',
       ' '.join(gold.split()) if known is None else known,
     )
-
-  def _recall(self, pair):
-    if pair in self._known:
-      self._known[pair] = self._known.pop(pair)
-    return self._known.get(pair)
 
   def _remember(self, pair, result):
     if result in (processes.TIMEOUT, processes.CRASH):

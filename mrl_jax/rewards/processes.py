@@ -5,25 +5,24 @@ no thread and no exception can stop. Requests are lines of JSON and replies are
 plain words: nothing is unpickled.
 """
 
-import collections
 from collections.abc import Iterable, Sequence
+from concurrent import futures
 import contextlib
 import importlib
 import json
 from multiprocessing import connection
 import os
+import queue
 import resource
 import signal
 import subprocess
 import sys
-import time
 import weakref
 
 TIMEOUT, CRASH = 'timeout', 'crash'
 
 _READY = 'ready'
-_START = -1  # The task of a process that imports its function.
-_START_S = 120.0  # Time for it.
+_START_S = 120.0  # Time for a process to import its function.
 _GRACE_S = 1.0  # Time after the deadline until a process kills itself.
 _MEMORY_BYTES = 2**30  # Address space of a process.
 _MAX_PROCESSES = 4
@@ -46,15 +45,15 @@ class Pool:
   ):
     """Starts nothing yet.
 
-    Args:
-      function: 'package.module:function'; it takes what JSON can express, and
-        returns a word.
-      timeout_s: seconds that a call may take.
-      processes: the most processes; by default one per core, up to four.
+    The function takes what JSON can express, and returns a word. There are at
+    most so many processes, by default one per core, up to four.
     """
     self._function, self._timeout_s = function, timeout_s
-    self._most = processes or min(_MAX_PROCESSES, os.cpu_count() or 1)
-    self._children = []
+    most = processes or min(_MAX_PROCESSES, os.cpu_count() or 1)
+    self._children = [None] * most  # Until they are needed.
+    self._idle = queue.LifoQueue()  # Indices of children.
+    for i in range(most):
+      self._idle.put(i)
     # Kills all processes; also if the pool is garbage or the interpreter exits.
     self.close = weakref.finalize(self, _end_all, self._children)
 
@@ -62,113 +61,82 @@ class Pool:
     """Calls the function for each request; returns its replies in order.
 
     A reply is 'timeout' if a call takes too long, 'crash' if its process ends.
-
-    Args:
-      requests: the arguments of each call; small enough for a pipe's buffer.
-
-    Raises:
-      RuntimeError: the pool is closed, or a process does not start.
+    The arguments of a call must fit in a pipe's buffer. Raises RuntimeError if
+    the pool is closed, or a process does not start.
     """
     if not self.close.alive:
       raise RuntimeError('this pool of processes is closed')
-    requests, replies = list(requests), {}
-    waiting = collections.deque(enumerate(requests))
-    self._keep(lambda child: child.process.poll() is None)
+    with futures.ThreadPoolExecutor(len(self._children)) as threads:
+      try:
+        return list(threads.map(self._ask, requests))
+      except BaseException:
+        for child in filter(None, self._children):
+          child.process.kill()  # Its thread stops waiting for a reply.
+        raise
+
+  def _ask(self, request: Sequence) -> str:
+    i = self._idle.get()
     try:
-      while len(replies) < len(requests):
-        needed = min(self._most, len(requests) - len(replies))
-        while len(self._children) < needed:
-          self._children.append(_Child(self._function, self._timeout_s))
-        for child in self._children:
-          if child.task is None and waiting:
-            child.send(*waiting.popleft())
-        replies |= self._receive()
+      child = self._children[i]
+      if child is None or child.process.poll() is not None:
+        _end_all([child])
+        child = self._children[i] = _Child(self._function)
+        reply = child.receive(_START_S)
+        if reply != _READY:
+          raise RuntimeError(
+            f'a process for {self._function} does not start ({reply}): '
+            f'{child.errors[-2000:].decode(errors="replace")}'
+          )
+      child.send(request, self._timeout_s)
+      return child.receive(self._timeout_s)
     finally:
-      # After an exception, nothing waits for the replies of busy children.
-      self._keep(lambda child: child.task in (None, _START))
-    return [replies[i] for i in range(len(requests))]
-
-  def _keep(self, keeps):
-    for child in [*self._children]:
-      if not keeps(child):
-        self._children.remove(child)
-        child.end()
-
-  def _receive(self) -> dict[int, str]:
-    """Waits for a reply or a deadline; kills children that miss theirs."""
-    busy = [child for child in self._children if child.task is not None]
-    patience = min(child.deadline for child in busy) - time.monotonic()
-    heard = connection.wait(
-      [child.process.stdout for child in busy], max(0.0, patience)
-    )
-    replies = {}
-    for child in busy:
-      if child.process.stdout in heard:
-        reply = child.receive()
-      elif time.monotonic() >= child.deadline:
-        reply = TIMEOUT
-        child.end()
-      else:
-        continue
-      if child.task != _START:
-        replies[child.task] = reply
-      elif reply != _READY:
-        raise RuntimeError(
-          f'a process for {self._function} does not start ({reply}): '
-          f'{child.errors[-2000:].decode(errors="replace")}'
-        )
-      child.task = None
-    self._keep(lambda child: not child.ended)
-    return replies
+      self._idle.put(i)
 
 
 class _Child:
-  """A process; its task is the index of a request, `_START`, or None if idle."""
+  """A process, which says when it is ready and then answers requests."""
 
-  def __init__(self, function, timeout_s):
+  def __init__(self, function: str):
     # A fresh interpreter: forking a process with JAX's threads can deadlock.
     self.process = subprocess.Popen(
-      [sys.executable, '-P', '-m', __name__, function, str(timeout_s)],
+      [sys.executable, '-P', '-m', __name__, function],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       bufsize=0,
       env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
     )
-    self._timeout_s = timeout_s
-    self.task, self.deadline = _START, time.monotonic() + _START_S
-    self.ended, self.errors = False, b''  # Its standard error, once it ended.
+    self.errors = b''  # Its standard error, once it ended.
 
-  def send(self, task, request):
-    self.task, self.deadline = task, time.monotonic() + self._timeout_s
+  def send(self, request: Sequence, timeout_s: float) -> None:
     # If the process has ended, `receive` will notice.
     with contextlib.suppress(BrokenPipeError):
-      self.process.stdin.write(json.dumps(request).encode() + b'\n')
+      line = json.dumps([timeout_s, *request])
+      self.process.stdin.write(line.encode() + b'\n')
 
-  def receive(self) -> str:
-    reply = self.process.stdout.read(_REPLY_BYTES)
+  def receive(self, timeout_s: float) -> str:
+    """Waits for a reply; ends the process if there is none."""
+    heard = connection.wait([self.process.stdout], timeout_s)
+    reply = self.process.stdout.read(_REPLY_BYTES) if heard else b''
     if reply:
       return reply.decode()
     self.end()
     alarmed = self.process.returncode == -signal.SIGALRM
-    return TIMEOUT if alarmed else CRASH
+    return CRASH if heard and not alarmed else TIMEOUT
 
   def end(self) -> None:
-    if not self.ended:
-      self.ended = True
-      with self.process:  # It waits for the end, and closes the pipes.
-        self.process.kill()
+    with self.process:  # It waits for the end, and closes the pipes.
+      self.process.kill()
+      if not self.process.stderr.closed:
         self.errors = self.process.stderr.read()
 
 
 def _end_all(children) -> None:
-  for child in children:
+  for child in filter(None, children):
     child.end()
-  children.clear()
 
 
-def _serve(function: str, timeout_s: float) -> None:
-  """Answers the requests of a pool until the pool ends."""
+def _serve(function: str) -> None:
   resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The pool handles it.
   replies, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -179,11 +147,12 @@ def _serve(function: str, timeout_s: float) -> None:
   os.write(replies, _READY.encode())
   for line in sys.stdin.buffer:
     # The kernel kills this process if the pool was killed before it could.
+    timeout_s, *request = json.loads(line)
     signal.setitimer(signal.ITIMER_REAL, timeout_s + _GRACE_S)
-    reply = call(*json.loads(line))
+    reply = call(*request)
     signal.setitimer(signal.ITIMER_REAL, 0)
     os.write(replies, reply.encode())
 
 
 if __name__ == '__main__':
-  _serve(sys.argv[1], float(sys.argv[2]))
+  _serve(sys.argv[1])

@@ -24,10 +24,8 @@ def answer(text: str, marker: str) -> str | None:
 def verify(text: str, gold: str, marker: str) -> records.Verdict:
   """Compares the answer in `text` with `gold`, as text or as a number.
 
-  Args:
-    text: a completion, whose answer follows the last `marker`.
-    gold: the gold answer, bare or after a `marker` of its own.
-    marker: for example '####'.
+  The answer follows the last `marker`, for example '####'. The gold answer is
+  bare, or follows a marker of its own.
   """
   given = answer(text, marker)
   if not given:

@@ -17,7 +17,7 @@ from mrl_jax.models import sharding
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
-  """Completions: row p * G + g is sample g of prompt p; 0 after their ends."""
+  """Completions: row p * G + g is sample g of prompt p; 0 after its end."""
 
   tokens_BT: jax.Array
   # Log-probabilities under the density that was sampled from, with its
@@ -55,22 +55,23 @@ def sample(
 ) -> Samples:
   """Samples `samples` completions of every prompt.
 
-  The decoder reads every prompt once, and its samples share the keys and values.
-  Every row has its own random key, derived from `key`, the index of its prompt
-  and its sample number, so that it does not depend on the rest of the batch.
+  The decoder reads every prompt once, and all samples of a prompt share these
+  keys and values. Every row has its own random key, derived from `key`, the
+  index of its prompt and its sample number: a row does not depend on the rest
+  of the batch.
 
   Args:
     decoder: the policy.
     prompt_PC: left-padded prompts.
     valid_PC: False at padding.
-    key: one random key; the same key gives the same completions.
+    key: the random key; the same key gives the same completions.
     temperature: above 0; ignored when `greedy`.
-    first: index of the first prompt, if these are a part of a batch.
+    first: the index of the first prompt, if the prompts are a part of a batch.
     samples: G, completions of a prompt.
     length: T, the most tokens in a completion.
-    stop_ids: tokens that end a completion, which includes them.
-    greedy: whether to take the most likely token; its sampling log-probability
-      is then 0.
+    stop_ids: tokens that end a completion, as its last token.
+    greedy: whether to choose the most likely token; its sampling
+      log-probability is then 0.
   """
   draw = functools.partial(
     _draw,
@@ -175,14 +176,12 @@ def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
 
 
 def build(model: ModelConfig, mesh: Mesh, **settings):
-  """Jits `sample(params, frozen, prompt_PC, valid_PC, key, temperature, first)`.
+  """Jits `sample` with the keyword arguments `settings`.
 
-  Args:
-    model: the policy's architecture.
-    mesh: the devices of the trained and the frozen parameters, which are placed
-      by `sharding.DECODE`. The prompts are spread over it; it must divide their
-      number.
-    **settings: the keyword arguments of `sample`.
+  The jitted function takes (params, frozen, prompt_PC, valid_PC, key,
+  temperature, first). Trained and frozen parameters are placed on the mesh by
+  `sharding.DECODE`. Prompts are sharded over the mesh, which must divide their
+  number.
   """
   graphdef, *parts = decoder_lib.abstract(model)
   rows, one = sharding.rows(mesh), sharding.replicated(mesh)

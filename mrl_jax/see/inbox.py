@@ -16,7 +16,6 @@ from mrl_jax.see import ledger as ledger_lib
 from mrl_jax.see import wire
 
 _POLL_S = 0.05  # Seconds between calls of sources, which cannot notify.
-_WARNINGS = 3  # Log lines for each peer and reason of refusal.
 _REMEMBERED = 4  # Identities of removed records, as a multiple of the capacity.
 
 
@@ -55,92 +54,71 @@ class Inbox:
     # Functions that `collect` calls with its round; each delivers what is
     # stored up to that round, on disk say, and does not wait for more.
     self.sources: list[Callable[[int], None]] = []
+    self.messages = {}  # {name: round} of the messages that were delivered.
+    # The last round that each peer has finished; -1 if there is none.
+    self.finished = dict.fromkeys(self.peers, -1)
     self._changed = threading.Condition()
     self._waiting = {}  # Records by identity, in the order of arrival.
     self._bytes = collections.Counter()  # Of the waiting records, by peer.
     self._removed = {}  # {identity: round} of the records that left the queue.
-    self._messages = {}  # {name: round} of the messages that were delivered.
     self._oldest = 0  # Records of earlier rounds are stale.
-    self._finished = dict.fromkeys(self.peers, -1)  # Each peer's last round.
     self._silent = set()  # Peers that are not waited for until they send.
-    # {peer: (highest round that it sent since the last wait began, when)}.
-    self._reached = {}
+    # The highest round that each peer sent since the last wait began, and when.
+    self._reached = dict.fromkeys(self.peers, (-1, 0.0))
 
   def deliver(
     self,
     sender: str,
     round: int,
-    published: Sequence[records.Record],
+    published: Sequence[records.Record | bytes | msgspec.Raw],
+    kinds: Collection[str] = records.KINDS,
     last: bool = True,
     may_block: bool = True,
     message: str = '',
   ) -> None:
     """Puts records of a peer into the queue, or counts why it does not.
 
+    Encoded records are decoded first. Records of other kinds than `kinds` are
+    skipped, as they are not meant for this policy.
+
     All are of `round`, which they end if they are the `last`; the peer has
     finished all earlier rounds. `may_block` waits for room in a full queue. It
     is False for a source, as the thread that fetches from it is the one that
-    would make room. `message` names what held the records, for `has_message`.
+    would make room. `message` names what held the records, for `messages`.
     """
+    decoded = []
+    for item in published:
+      try:
+        is_encoded = isinstance(item, bytes | msgspec.Raw)
+        decoded.append(wire.decode(item) if is_encoded else item)
+      except msgspec.DecodeError as error:
+        self.refuse(sender, 'unknown', 'undecodable', str(error))
     deadline = time.monotonic() + (self.limits.block_s if may_block else 0)
     with self._changed:
       self._silent.discard(sender)
       self._finish(sender, round - 1)
-      if round > self._reached.get(sender, (-1, 0))[0]:
+      if round > self._reached[sender][0]:
         self._reached[sender] = round, time.monotonic()
-      for record in published:
-        self._admit(sender, round, record, deadline)
+      for record in decoded:
+        if records.kind(record) in kinds:
+          self._admit(sender, round, record, deadline)
       if last:
         self._finish(sender, round)
       if message:
-        self._messages[message] = round
+        self.messages[message] = round
       self._changed.notify_all()
 
-  def deliver_encoded(
-    self,
-    sender: str,
-    round: int,
-    data: Sequence[bytes],
-    kinds: Collection[str] = records.KINDS,
-    **options,
-  ) -> None:
-    """Decodes records and delivers them; `options` are those of `deliver`.
-
-    Bytes that are not a record are refused. Records of other kinds than `kinds`
-    are skipped, as they are not meant for this policy.
-    """
-    decoded = []
-    for item in data:
-      try:
-        decoded.append(wire.decode(item))
-      except msgspec.DecodeError as error:
-        self.refuse(sender, 'unknown', 'undecodable', str(error))
-    shared = [record for record in decoded if records.kind(record) in kinds]
-    self.deliver(sender, round, shared, **options)
-
   def refuse(self, sender: str, kind: str, reason: str, details: str = ''):
-    """Counts a refused record; logs the first few for each reason."""
+    """Counts a record of a peer as published and refused."""
+    log = f'{self.policy} refused a {kind} of {sender}: {reason} {details}'
     with self._changed:
       self.ledger.add(sender, kind, 'published')
-      self.ledger.add(sender, kind, 'refused', reason=reason)
-      count = self.ledger.refusals()[sender][reason]
-    if count <= _WARNINGS:
-      logging.warning(
-        f'{self.policy} refused a {kind} of {sender}: {reason} {details}'
-      )
-
-  def has_message(self, name: str) -> bool:
-    """Whether a message of this name was delivered."""
-    return name in self._messages
+      self.ledger.add(sender, kind, 'refused', reason=reason, log=log)
 
   def forget_messages(self, before: int) -> None:
     """Forgets the names of messages of rounds below `before`."""
     with self._changed:
-      self._messages = {m: r for m, r in self._messages.items() if r >= before}
-
-  def last_round(self, peer: str) -> int:
-    """Returns the last round that a peer has finished; -1 if there is none."""
-    return self._finished[peer]
+      self.messages = {m: r for m, r in self.messages.items() if r >= before}
 
   def end(self, peer: str) -> None:
     """Stops waiting for a peer that will publish no more."""
@@ -152,10 +130,8 @@ class Inbox:
     """Takes records of these kinds; see `exchange.Endpoint.collect`."""
     with self._changed:
       oldest = self._oldest = round - self.limits.max_staleness
-      # This makes room for the records to come.
-      self._remove(
-        'stale', [r for r in self._waiting.values() if r.header.round < oldest]
-      )
+      stale = [r for r in self._waiting.values() if r.header.round < oldest]
+      self._remove('stale', stale)  # Makes room for the records to come.
       self._removed = {i: r for i, r in self._removed.items() if r >= oldest}
     if kinds:
       self._wait_for_peers(round)
@@ -175,9 +151,9 @@ class Inbox:
         [
           [wire.encode(record) for record in self._waiting.values()],
           [*self._removed.items()],
-          self._messages,
+          self.messages,
           self._oldest,
-          self._finished,
+          self.finished,
           self.ledger.state(),
         ]
       )
@@ -185,10 +161,10 @@ class Inbox:
   def restore(self, state: bytes) -> None:
     """Restores what `state` returned."""
     with self._changed:
-      waiting, removed, self._messages, self._oldest, finished, ledger = (
+      waiting, removed, self.messages, self._oldest, finished, ledger = (
         msgspec.msgpack.decode(state)
       )
-      self._finished |= {p: r for p, r in finished.items() if p in self.peers}
+      self.finished |= {p: r for p, r in finished.items() if p in self.peers}
       self._waiting, self._bytes = {}, collections.Counter()
       for record in map(wire.decode, waiting):
         self._add(record)
@@ -198,8 +174,10 @@ class Inbox:
   def _admit(self, sender, round, record, deadline):
     """Queues a record, after a wait for room and evictions if need be."""
     kind = records.kind(record)
-    if fault := self._fault(sender, round, record):
-      self.refuse(sender, kind, *fault)
+    if reason := self._fault(sender, round, record):
+      expected = f'round {round} and {self.peers[sender]}'
+      what = f'{record.header!r:.300}, expected {expected}'
+      self.refuse(sender, kind, reason, what)
       return
     identity, size = records.identity(record), records.size(record)
     self._changed.wait_for(
@@ -221,28 +199,23 @@ class Inbox:
       )
       self._remove('evicted', [oldest])
 
-  def _fault(self, sender, round, record) -> tuple[str, str] | None:
-    """Returns why a record is refused and details for the log, or None."""
+  def _fault(self, sender, round, record) -> str | None:
+    """Returns why a record is refused; None if it is not."""
     header, peer = record.header, self.peers[sender]
     if header.policy != sender:
-      return 'sender', f'that says it is of {header.policy!r:.50}'
+      return 'sender'
     if header.round != round:
-      return 'round', f'of round {header.round} in round {round}'
+      return 'round'
     if fault := records.fault(record):
-      return fault, ''
-    if header.run != peer.run:
-      return 'run', f'of run {header.run!r:.50}, where it is {peer.run!r}'
-    if header.tokenizer != peer.tokenizer:
-      return 'tokenizer', (
-        f'{header.tokenizer!r:.50}, where its tokenizer is {peer.tokenizer!r}'
-      )
+      return fault
+    for name in ('run', 'tokenizer'):
+      if getattr(header, name) != getattr(peer, name):
+        return name
     if isinstance(record, records.Rollout) and (
       record.ids.max(initial=0) >= peer.vocab_size
     ):
-      return 'vocabulary', f'id {record.ids.max()} of {peer.vocab_size}'
-    if records.size(record) > self.limits.bytes:
-      return 'size', f'of {records.size(record):,} bytes'
-    return None
+      return 'vocabulary'
+    return 'size' if records.size(record) > self.limits.bytes else None
 
   def _settled_fate(self, identity, round) -> str | None:
     """The fate of a record that need not be queued, or None."""
@@ -272,19 +245,19 @@ class Inbox:
     self._changed.notify_all()
 
   def _finish(self, peer, round):
-    self._finished[peer] = max(round, self._finished[peer])
+    self.finished[peer] = max(round, self.finished[peer])
 
   def _wait_for_peers(self, round):
     """Waits until each peer has finished `round` or was silent too long."""
     awaited, began = set(), time.monotonic()
     with self._changed:
-      self._reached = {}
+      self._reached = dict.fromkeys(self.peers, (-1, began))
     while True:
       for fetch in self.sources:
         fetch(round)
       with self._changed:
         now = time.monotonic()
-        deadlines = self._deadlines(round, began, now)
+        deadlines = self._deadlines(round, now)
         for peer in awaited - deadlines.keys():
           self.ledger.waited[peer] += now - began
         awaited = {*deadlines}
@@ -293,19 +266,19 @@ class Inbox:
         poll_s = _POLL_S if self.sources else math.inf
         self._changed.wait(min(poll_s, min(deadlines.values()) - now))
 
-  def _deadlines(self, round, began, now) -> dict[str, float]:
+  def _deadlines(self, round, now) -> dict[str, float]:
     """Returns until when to wait for each peer that has not finished `round`.
 
     A peer gets more time when it reaches a higher round, be it only to catch
     up, and none when it repeats rounds. Whose time is over becomes silent.
     """
     deadlines = {}
-    for peer, last in self._finished.items():
+    for peer, last in self.finished.items():
       if last >= round or peer in self._silent:
         continue
-      _, heard_s = self._reached.get(peer, (-1, began))
-      if now < heard_s + self.limits.wait_s:
-        deadlines[peer] = heard_s + self.limits.wait_s
+      deadline = self._reached[peer][1] + self.limits.wait_s
+      if now < deadline:
+        deadlines[peer] = deadline
         continue
       self._silent.add(peer)
       logging.warning(

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 import contextlib
 import functools
 import os
+import re
 
 from absl import logging
 from array_record.python import array_record_module
@@ -27,7 +28,8 @@ from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import transport
 from mrl_jax.see import wire
 
-_ABOUT, _TOKENIZER, _SUFFIX = 'journal.json', 'tokenizer.json', '.array_record'
+_ABOUT, _TOKENIZER = 'journal.json', 'tokenizer.json'
+_ROUND = re.compile(r'(\d+)\.array_record')
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +97,12 @@ class Reader:
 
   def tokenizer(self) -> str:
     """Returns the policy's tokenizer as JSON."""
-    path = os.path.join(self._folder, _TOKENIZER)
-    checks.require(os.path.isfile(path), f'{path} is missing')
-    with open(path, encoding='utf-8') as f:
-      return f.read()
+    return self._read_file(_TOKENIZER).decode()
 
   def rounds(self) -> list[int]:
     """Returns the rounds in the journal, in order."""
-    parts = map(os.path.splitext, os.listdir(self._folder))
-    return sorted(
-      int(stem)
-      for stem, suffix in parts
-      if suffix == _SUFFIX and stem.isdecimal()
-    )
+    matches = map(_ROUND.fullmatch, os.listdir(self._folder))
+    return sorted(int(match[1]) for match in matches if match)
 
   def read(self, round: int) -> list[bytes]:
     """Returns the encoded records of a round; see `wire.decode`."""
@@ -120,21 +115,24 @@ class Reader:
     except RuntimeError as error:
       raise checks.InputError(f'{path} is damaged: {error}') from error
 
-  def _read_about(self) -> About:
-    path = os.path.join(self._folder, _ABOUT)
+  def _read_file(self, name: str) -> bytes:
+    path = os.path.join(self._folder, name)
     checks.require(
       os.path.isfile(path),
-      f'{self._folder} is not the journal of {self._policy}: it has no '
-      f'{_ABOUT}. A run writes one unless see.journal is "none"',
+      f'{self._folder} is not the journal of {self._policy}: it has no {name}. '
+      'A run writes one unless see.journal is "none"',
     )
     with open(path, 'rb') as f:
-      try:
-        about = wire.decode_untrusted(_DECODER, f.read())
-      except msgspec.DecodeError as error:
-        raise checks.InputError(f'{path}: {error}') from error
+      return f.read()
+
+  def _read_about(self) -> About:
+    try:
+      about = wire.decode_untrusted(_DECODER, self._read_file(_ABOUT))
+    except msgspec.DecodeError as error:
+      raise checks.InputError(f'{self._folder}/{_ABOUT}: {error}') from error
     checks.require(
       about.policy == self._policy,
-      f'{path} is about {about.policy!r}, not {self._policy!r}',
+      f'{self._folder} is about {about.policy!r}, not {self._policy!r}',
     )
     return about
 
@@ -159,7 +157,7 @@ class Transport(transport.Transport):
       ]
 
   def _fetch(self, inbox, policy, reader, round) -> None:
-    first = inbox.last_round(policy) + 1
+    first = inbox.finished[policy] + 1
     if (inbox, policy) in self._ended or first > round:
       return
     try:
@@ -178,10 +176,8 @@ class Transport(transport.Transport):
         except checks.InputError as error:
           inbox.refuse(policy, 'journal', 'damaged', str(error))
           data = []
-        inbox.deliver_encoded(
-          policy, stored, data, self._kinds, may_block=False
-        )
-    if inbox.last_round(policy) >= round:
+        inbox.deliver(policy, stored, data, self._kinds, may_block=False)
+    if inbox.finished[policy] >= round:
       return
     if written and written[-1] > round:  # The policy skipped this round.
       inbox.deliver(policy, round, [])
@@ -192,7 +188,7 @@ class Transport(transport.Transport):
 
 
 def _path(folder: str, round: int) -> str:
-  return os.path.join(folder, f'{round:08d}{_SUFFIX}')
+  return os.path.join(folder, f'{round:08d}.array_record')
 
 
 _DECODER = msgspec.json.Decoder(About)

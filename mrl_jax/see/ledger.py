@@ -4,8 +4,11 @@ import collections
 from collections.abc import Iterable, Mapping
 import threading
 
+from absl import logging
+
 RECEIVED = ('used', 'stale', 'refused', 'duplicate', 'evicted')
 SENT = ('acknowledged', 'refused', 'evicted')
+_WARNINGS = 3  # Log lines for each peer and reason of refusal.
 
 
 class Ledger:
@@ -38,13 +41,19 @@ class Ledger:
     *,
     bytes: int = 0,
     reason: str = '',
+    log: str = '',
   ) -> None:
-    """Counts records as 'published' or under a fate; refusals by reason too."""
+    """Counts records as 'published' or under a fate; refusals by reason too.
+
+    The first few refusals of each reason write the line `log` to the log.
+    """
     with self._lock:
       self._counts[peer, kind, fate] += count
       if bytes:
         self._counts[peer, kind, 'bytes'] += bytes
       if reason:
+        if self._reasons[peer, reason] < _WARNINGS:
+          logging.warning(log)
         self._reasons[peer, reason] += count
 
   def table(self) -> dict[str, dict[str, dict[str, int]]]:

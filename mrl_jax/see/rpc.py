@@ -15,7 +15,7 @@ import functools
 import os
 import re
 import threading
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from absl import logging
 import grpc
@@ -37,14 +37,9 @@ _GRACE_S = 1.0  # How long messages in delivery may delay the end.
 _RETRY_S = (0.1, 5.0)  # First and longest pause between attempts.
 _OVERHEAD = 4096  # Most bytes of a message beside its records.
 _MOST = 4096  # Records of a message.
-_WARNINGS = 3  # Logged for each reason of refusing a message.
 _REASONS = ('undecodable', 'run', 'peer')  # Why a server refuses a message.
 # Answers that will be the same next time.
-_FINAL = {
-  grpc.StatusCode.INVALID_ARGUMENT,
-  grpc.StatusCode.FAILED_PRECONDITION,
-  grpc.StatusCode.UNIMPLEMENTED,
-}
+_FINAL = ('INVALID_ARGUMENT', 'FAILED_PRECONDITION', 'UNIMPLEMENTED')
 _Name = Annotated[str, msgspec.Meta(max_length=records.MAX_NAME)]
 
 
@@ -102,17 +97,15 @@ class Transport(transport.Transport):
     pem = network.read_pem(network.listen)
     self._inboxes, self._limits, self._run = inboxes, limits, run
     self._spool = spool_lib.Spool(os.path.join(folder, _RECEIVED))
-    self.refused = collections.Counter()
-    self._refusing = threading.Lock()
-    pairs = [(sender, name) for sender in network.addresses for name in inboxes]
+    self._refusals = ledger_lib.Ledger()  # Of messages, whoever sent them.
     # A sender delivers one message at a time to each policy, so that messages
     # stay in order and no full inbox occupies all threads.
     self._delivering = {
       (sender, name): threading.Lock()
-      for sender, name in pairs
-      if sender in inboxes[name].peers
+      for name, inbox in inboxes.items()
+      for sender in network.addresses.keys() & inbox.peers.keys()
     }
-    threads = 2 * len(pairs)
+    threads = 2 * len(self._delivering) + 2  # Some to refuse all others.
     self._pool = futures.ThreadPoolExecutor(threads, thread_name_prefix='see')
     publish = grpc.unary_unary_rpc_method_handler(self._answer)
     handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: publish})
@@ -151,6 +144,10 @@ class Transport(transport.Transport):
       if sender in listens_to[receiver]
     }
 
+  @property
+  def refused(self) -> dict[str, int]:
+    return self._refusals.refusals().get('', {})
+
   def open(self) -> None:
     for inbox in self._inboxes.values():
       inbox.sources.append(self.fetch)
@@ -164,7 +161,7 @@ class Transport(transport.Transport):
       except Refused as refused:
         logging.warning('%s is left on disk: %s', name, refused)
         continue
-      if not self._inboxes[message.receiver].has_message(name):
+      if name not in self._inboxes[message.receiver].messages:
         self._deliver(message, name, may_block=False)
 
   def receive(self, data: bytes) -> None:
@@ -189,6 +186,8 @@ class Transport(transport.Transport):
       inbox.forget_messages(before)
 
   def close(self) -> None:
+    for outlet in self.outlets.values():
+      outlet.close()
     self._server.stop(grace=_GRACE_S).wait()
     self._pool.shutdown(wait=False)
 
@@ -203,21 +202,20 @@ class Transport(transport.Transport):
     try:
       message = wire.decode_untrusted(_DECODER, data)
     except msgspec.DecodeError as error:
-      raise self._refusal('undecodable', str(error)) from error
+      self._refuse('undecodable', str(error))
     if message.run != self._run:
-      raise self._refusal(
+      self._refuse(
         'run',
         f'of run {message.run!r:.50}, this is {self._run!r}: both must have the '
         'same config, but for see and mwra',
       )
-    if (message.sender, message.receiver) not in self._delivering:
-      raise self._refusal(
-        'peer', f'{message.sender!r:.50} to {message.receiver!r:.50}'
-      )
+    pair = message.sender, message.receiver
+    if pair not in self._delivering:
+      self._refuse('peer', '{!r:.50} to {!r:.50}'.format(*pair))
     return message
 
   def _deliver(self, message: Message, name: str, may_block: bool = True):
-    self._inboxes[message.receiver].deliver_encoded(
+    self._inboxes[message.receiver].deliver(
       message.sender,
       message.round,
       message.records,
@@ -226,13 +224,10 @@ class Transport(transport.Transport):
       message=name,
     )
 
-  def _refusal(self, reason: str, details: str) -> Refused:
-    with self._refusing:
-      self.refused[reason] += 1
-      count = self.refused[reason]
-    if count <= _WARNINGS:
-      logging.warning('refused a message: %s: %s', reason, details)
-    return Refused(f'{reason}: {details}')
+  def _refuse(self, reason: str, details: str) -> NoReturn:
+    log = f'refused a message: {reason}: {details}'
+    self._refusals.add('', 'message', 'refused', reason=reason, log=log)
+    raise Refused(f'{reason}: {details}')
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -270,9 +265,8 @@ class Outlet(transport.Outlet):
       Message, run=run, sender=sender, receiver=receiver
     )
     self._place = f'{receiver} at {address}'  # For the log.
-    self._queue = collections.deque()
+    self._queue = []
     self._reached = None  # Whether the last attempt succeeded; None before it.
-    self._logged = set()  # Refusals that are in the log.
     self._sending = None  # The call that sends the first message in the queue.
     self._closing = False
     self._changed = threading.Condition()
@@ -302,8 +296,11 @@ class Outlet(transport.Outlet):
         fault = 'size' if len(data) > self._max_bytes else None
       self.ledger.add(self._receiver, kind, 'published', bytes=len(data))
       if fault:
-        self.ledger.add(self._receiver, kind, 'refused', reason=fault)
-        self._log_refusal(kind, fault, f'not sent to {self._place}')
+        log = (
+          f'a {kind} of {self._sender} is refused: {fault}, not sent to '
+          f'{self._place}'
+        )
+        self.ledger.add(self._receiver, kind, 'refused', reason=fault, log=log)
         continue
       if len(batch) == _MOST or size + len(data) > self._max_bytes:
         self._enqueue(round, batch, last=False)
@@ -314,16 +311,19 @@ class Outlet(transport.Outlet):
 
   def state(self) -> bytes:
     with self._changed:
-      return _ENCODER.encode([list(self._queue), self.ledger.state()])
+      return _ENCODER.encode([self._queue, self.ledger.state()])
 
   def restore(self, state: bytes) -> None:
-    kept = msgspec.msgpack.decode(state, type=tuple[list[Parcel], list])
+    queue, ledger = msgspec.msgpack.decode(
+      state, type=tuple[list[Parcel], list]
+    )
     with self._changed:
-      self._queue = collections.deque(kept[0])
-      self.ledger.restore(kept[1])
+      self._queue = queue
+      self.ledger.restore(ledger)
       self._changed.notify_all()
 
   def close(self) -> None:
+    """Waits, for a bounded time, until the peer has taken all messages."""
     with self._changed:
       self._changed.wait_for(
         lambda: self._closing or not self._queue, self._limits.block_s
@@ -365,11 +365,9 @@ class Outlet(transport.Outlet):
       and sum(len(p.data) for p in parcels) <= self._limits.bytes
     )
 
-  def _remove(self, index, fate, reason=''):
-    parcel = self._queue[index]
-    del self._queue[index]
-    for kind, count in parcel.counts.items():
-      self.ledger.add(self._receiver, kind, fate, count, reason=reason)
+  def _remove(self, index, fate, **refusal):
+    for kind, count in self._queue.pop(index).counts.items():
+      self.ledger.add(self._receiver, kind, fate, count, **refusal)
 
   def _send_queue(self):
     """Sends until the outlet closes; runs in a thread of its own."""
@@ -384,53 +382,43 @@ class Outlet(transport.Outlet):
         self._sending = self._call.future(
           parcel.data, timeout=self._limits.block_s + _ANSWER_S
         )
-      code, details = self._sending.code(), self._sending.details() or ''
+      code, details = self._sending.code().name, self._sending.details() or ''
       fate, reason = _judge(code, details)
-      if reason:
-        what = f'by {self._place}: {details!r:.300}'
-        self._log_refusal('message', reason, what)
       with self._changed:
         # A `restore` during the call may have put another message there.
         if fate and self._queue and self._queue[0] is parcel:
-          self._remove(0, fate, reason)
-        self._note_attempt(bool(fate), f'{code.name}: {details!r:.300}')
+          log = (
+            f'a message of {self._sender} is refused: {reason}, by '
+            f'{self._place}: {details!r:.300}'
+          )
+          self._remove(0, fate, reason=reason, log=log)
+        if fate and not self._reached:
+          logging.info(f'{self._sender} reaches {self._place}')
+        if not fate and self._reached is not False and not self._closing:
+          logging.warning(
+            f'{self._sender} cannot reach {self._place} and will keep trying '
+            f'(is it up, with certificates of the same authority?): {code}: '
+            f'{details!r:.300}'
+          )
+        self._reached = bool(fate)
+        self._changed.notify_all()
         if fate:
           pause_s = _RETRY_S[0]
         else:
           self._changed.wait_for(lambda: self._closing, pause_s)
           pause_s = min(2 * pause_s, _RETRY_S[1])
 
-  def _note_attempt(self, reached, answer):
-    """Logs when the peer becomes reachable or unreachable."""
-    if reached and not self._reached:
-      logging.info(f'{self._sender} reaches {self._place}')
-    if not reached and self._reached is not False and not self._closing:
-      logging.warning(
-        f'{self._sender} cannot reach {self._place} and will keep trying (is it '
-        f'up, with certificates of the same authority?): {answer}'
-      )
-    self._reached = reached
-    self._changed.notify_all()
 
-  def _log_refusal(self, what, reason, details):
-    """Logs the first refusal of each reason."""
-    if (what, reason) not in self._logged:
-      self._logged.add((what, reason))
-      logging.warning(
-        f'a {what} of {self._sender} is refused: {reason}, {details}'
-      )
-
-
-def _judge(code: grpc.StatusCode, details: str) -> tuple[str, str]:
+def _judge(code: str, details: str) -> tuple[str, str]:
   """Returns a message's fate and why it is refused; '' if it must be resent."""
-  if code is grpc.StatusCode.OK:
+  if code == 'OK':
     return 'acknowledged', ''
-  if code is grpc.StatusCode.RESOURCE_EXHAUSTED and 'larger than' in details:
+  if code == 'RESOURCE_EXHAUSTED' and 'larger than' in details:
     return 'refused', 'size'  # So says the receiver's gRPC.
   if code not in _FINAL:
     return '', ''
   reason = details.partition(':')[0]
-  return 'refused', reason if reason in _REASONS else code.name.lower()
+  return 'refused', reason if reason in _REASONS else code.lower()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

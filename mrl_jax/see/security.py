@@ -5,8 +5,10 @@ allows more. Nothing here needs gRPC.
 """
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import ipaddress
+import pathlib
 import re
 import ssl
 
@@ -65,43 +67,28 @@ class Network:
     """Checks `address`; returns the contents of the files `ca, key, cert`.
 
     The files are tried out, as gRPC would find a fault only much later.
-    Returns None if connections are not encrypted.
-
-    Raises:
-      InputError: the address or a file cannot be used.
+    Returns None if connections are not encrypted. Raises InputError if the
+    address or a file cannot be used.
     """
     self.check_address(address)
     if not self.ca:
       return None
-    contents = []
-    for name in ('ca', 'key', 'cert'):
-      try:
-        with open(getattr(self, name), 'rb') as f:
-          contents.append(f.read())
-      except OSError as error:
-        raise checks.InputError(f'see.tls.{name}: {error}') from error
+    paths = (self.ca, self.key, self.cert)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
+      contents = tuple(pathlib.Path(path).read_bytes() for path in paths)
       context.load_verify_locations(self.ca)
-    except ssl.SSLError as error:
-      raise checks.InputError(
-        f'see.tls.ca={self.ca} holds no certificates in PEM format: {error}'
-      ) from error
-    try:
       context.load_cert_chain(self.cert, self.key, password='')
-    except ssl.SSLError as error:
+    except OSError as error:  # `ssl.SSLError` is one.
       raise checks.InputError(
-        f'see.tls.cert={self.cert} and see.tls.key={self.key} must be a '
-        f'certificate and its key, both in PEM format and without a password: '
-        f'{error}'
+        f'see.tls.ca={self.ca} must hold certificates, see.tls.cert={self.cert}'
+        f' and see.tls.key={self.key} a certificate and its key, all in PEM '
+        f'format and without a password: {error}'
       ) from error
-    return tuple(contents)
+    return contents
 
 
 def _is_loopback(host: str) -> bool:
-  if host == 'localhost':
-    return True
-  try:
+  with contextlib.suppress(ValueError):
     return ipaddress.ip_address(host.strip('[]')).is_loopback
-  except ValueError:
-    return False
+  return host == 'localhost'

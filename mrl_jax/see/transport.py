@@ -27,26 +27,13 @@ class Outlet(Protocol):
   def restore(self, state: bytes) -> None:
     """Restores what `state` returned."""
 
-  def close(self) -> None:
-    """Waits, for a bounded time, until everything is delivered."""
-
 
 class Transport(Protocol):
   """Connects the policies of this process with some of their peers.
 
   A transport is built with the inboxes of this process's policies. It fills
   them from the peers it connects, and it has an outlet to each peer that can
-  receive:
-
-    transport = in_process.Transport(inboxes)
-    ...                                    # Restore the inboxes and outlets.
-    transport.open()
-    while training:
-      transport.outlets['llama', 'gemma'].send(round, records)
-      inboxes['gemma'].collect(round, kinds)
-      ...                                  # Write a checkpoint.
-      transport.saved(rounds)
-    transport.close()                      # After its outlets are closed.
+  receive. `exchange.Node` calls its methods, in the order below.
 
   The transports are `in_process`, `rpc` and `journal`. A new one inherits from
   this class, and becomes a row of the contract tests, tests/see/test_exchange.
@@ -64,4 +51,4 @@ class Transport(Protocol):
     """Deletes stored messages that a checkpoint after `rounds` rounds holds."""
 
   def close(self) -> None:
-    """Stops receiving."""
+    """Stops after a bounded wait until its outlets have delivered all."""

@@ -33,8 +33,7 @@ _Rollout = msgspec.defstruct(
 def encode(record: records.Record) -> bytes:
   """Returns the bytes of a record.
 
-  Raises:
-    ValueError: an array of it has a type that records do not have.
+  Raises ValueError if an array of it has a type that records do not have.
   """
   return _ENCODER.encode(record)
 
@@ -42,8 +41,7 @@ def encode(record: records.Record) -> bytes:
 def decode(data: bytes) -> records.Record:
   """Returns the record in `data`, which may be any bytes.
 
-  Raises:
-    msgspec.DecodeError: the bytes are not those of a record.
+  Raises `msgspec.DecodeError` if they are not those of a record.
   """
   record = decode_untrusted(_DECODER, data)
   if not isinstance(record, _Rollout):
@@ -66,8 +64,7 @@ def decode_untrusted(
 ):
   """Returns what `decoder` reads from bytes that may be anything.
 
-  Raises:
-    msgspec.DecodeError: the only error; it is short and printable.
+  Raises only `msgspec.DecodeError`, which is short and printable.
   """
   try:
     return decoder.decode(data)

@@ -25,7 +25,7 @@ class Log:
   )
   # What THL could not carry, by sender.
   residuals: dict[str, transfer.Residual] = dataclasses.field(
-    default_factory=dict
+    default_factory=lambda: collections.defaultdict(transfer.Residual)
   )
   # Of sampler and trainer, if own rows were corrected for it.
   mismatch: Mapping[str, float] | None = None
@@ -33,9 +33,6 @@ class Log:
   metrics: dict[str, float | Mapping[str, float]] = dataclasses.field(
     default_factory=dict
   )
-
-  def residual(self, sender: str) -> transfer.Residual:
-    return self.residuals.setdefault(sender, transfer.Residual())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

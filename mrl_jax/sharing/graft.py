@@ -40,11 +40,13 @@ def rows(
     ]
   pairs = peer_rows.pairs(groups, context)
   rescored = context.rescore([row for row, _ in pairs])
-  compatibility_B = np.array(
-    [
-      _compatibility(row.old_logp, rollout.policy_logp)
-      for row, (_, rollout) in zip(rescored, pairs, strict=True)
-    ]
+  difference_B = [
+    row.old_logp.mean(dtype=np.float64)
+    - rollout.policy_logp.mean(dtype=np.float64)
+    for row, (_, rollout) in zip(rescored, pairs, strict=True)
+  ]
+  compatibility_B = np.exp(
+    np.clip(difference_B, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
   )
   admitted_B = admission(compatibility_B, graft, context.rng)
   if pairs:
@@ -62,13 +64,6 @@ def rows(
   ]
 
 
-def _compatibility(learner_logp_T, source_logp_U) -> float:
-  means = learner_logp_T.mean(dtype=np.float64) - source_logp_U.mean(
-    dtype=np.float64
-  )
-  return np.exp(np.clip(means, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
-
-
 def admission(
   compatibility_B: np.ndarray, graft, rng: np.random.Generator
 ) -> np.ndarray:
@@ -76,9 +71,8 @@ def admission(
   if graft.admission == 'all':
     return np.ones(len(compatibility_B), bool)
   admitted_B = compatibility_B > graft.floor
-  if graft.admission == 'random':
-    return rng.permutation(admitted_B)
-  return admitted_B
+  random = graft.admission == 'random'
+  return rng.permutation(admitted_B) if random else admitted_B
 
 
 def order(
@@ -86,12 +80,8 @@ def order(
 ) -> list[int]:
   """The prompts of a round in the order in which they are trained on.
 
-  By default grafted groups come last, so that a policy trains on its own
-  samples first.
-
-  Args:
-    prompts: indices of all prompts.
-    grafted: those whose own group was replaced.
-    where: a name in `ORDERS`; 'uniform' leaves them where they are.
+  By default the `grafted` prompts, whose own group was replaced, come last, so
+  that a policy trains on its own samples first. `where` is a name in `ORDERS`;
+  'uniform' leaves them where they are.
   """
   return sorted(prompts, key=lambda p: (ORDERS[where] * (p in grafted), p))

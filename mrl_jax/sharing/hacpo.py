@@ -26,15 +26,11 @@ def remember_accuracies(
   received: Sequence[records.Record],
   window: int,
 ) -> dict[str, list[float]]:
-  """The batch accuracies of the last rounds, this one included, by policy.
+  """The batch accuracies of the last `window` rounds (K), by policy.
 
-  Args:
-    history: what this returned a round ago.
-    learner: the name of the policy whose memory this is.
-    groups: its own rollouts.
-    received: records of peers; their `GroupStats` tell their accuracy. A peer
-      that sent none this round keeps its last accuracies.
-    window: K, the rounds that are kept.
+  This round's are added to `history`, the result of the previous round: the
+  learner's from its own groups, a peer's from its `GroupStats`. A peer that sent
+  none this round keeps its last accuracies.
   """
   own = [rollout.success for group in groups for rollout in group]
   counts = {learner: [len(own), sum(own)]}

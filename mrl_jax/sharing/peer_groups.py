@@ -29,12 +29,8 @@ def gather(context: context_lib.Context, kind: str) -> list[PeerGroup]:
   """Peers' groups in the records of one kind, by prompt and then by peer.
 
   The learner judges every response anew. Where it disagrees with what the peer
-  claims, its own verdict holds, and the disagreement is counted.
-
-  Args:
-    context: of the round.
-    kind: 'rollout', whose records are grouped, or 'outcome', whose records are
-      groups already.
+  claims, its own verdict holds, and the disagreement is counted. Records of the
+  kind 'rollout' are grouped; those of the kind 'outcome' are groups already.
   """
   groups = {}
   for r in context.peer_records:

@@ -24,7 +24,7 @@ def pairs(
         rollout,
         context.tokenizer,
         context.limits,
-        context.log.residual(group.peer),
+        context.log.residuals[group.peer],
       )
       if moved is not None:
         row = rows_lib.Row(

@@ -14,13 +14,9 @@ Group = Sequence[records.Rollout]
 def publish(
   groups: Sequence[Group], kinds: Collection[str], *, texts: int, verifier: str
 ) -> list[records.Record]:
-  """The records of these kinds about a round's groups.
+  """The records of these kinds (names in `records.KINDS`) about own groups.
 
-  Args:
-    groups: a policy's rollouts of each prompt.
-    kinds: names in `records.KINDS`.
-    texts: the most successes that an outcome quotes.
-    verifier: the name of the verifier that found them correct.
+  An outcome quotes at most `texts` successes, as found by the named verifier.
   """
   published = []
   if 'rollout' in kinds:

@@ -14,11 +14,6 @@ from mrl_jax.sharing import peer_groups
 Groups = Sequence[peer_groups.PeerGroup]
 
 
-def nothing(groups: Groups, context: context_lib.Context) -> Groups:
-  del groups, context
-  return []
-
-
 def everything(groups: Groups, context: context_lib.Context) -> Groups:
   """All groups: PRP and HACPO."""
   del context
@@ -106,7 +101,6 @@ def at_most(
 
 
 def _mixed(groups: Groups) -> list[peer_groups.PeerGroup]:
-  """Groups that also have failures."""
   return [group for group in groups if group.successes < group.count]
 
 

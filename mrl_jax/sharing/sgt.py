@@ -39,7 +39,7 @@ def rows(
         payload,
         context.tokenizer,
         context.limits,
-        context.log.residual(group.peer),
+        context.log.residuals[group.peer],
       )
       if ids is not None:
         candidates.setdefault(group.prompt, {})[payload] = ids

@@ -1,1 +1,1 @@
-"""THL: carries rollouts between vocabularies, in coordinates of bytes."""
+"""THL: transfers rollouts between vocabularies, aligned by their bytes."""

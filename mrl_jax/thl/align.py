@@ -82,8 +82,8 @@ def project_intensive(
 
     l'_k = sum_j |I_k ∩ J_j| / |I_k| l_j
 
-  This is the mean over the bytes of the receiver token, between the smallest and
-  the largest value there. The value of a sender token without bytes has no
+  The mean of the sender's values over the bytes of the receiver token, which is
+  between their smallest and their largest. A sender token without bytes has no
   weight. A receiver token without bytes gets the value of the token before it;
   at the start, of the first token with bytes.
 
@@ -144,8 +144,9 @@ def _ends(a_lengths, b_lengths):
 def _owner(lengths):
   """Index of the token that each token's value belongs to.
 
-  A token with bytes owns its value. A token without bytes belongs to the last
-  token with bytes before it; at the start, to the first one:
+  The value of a token with bytes belongs to the token itself. That of a token
+  without bytes belongs to the last token with bytes before it; at the start, to
+  the first token with bytes:
 
     lengths 0 2 0 0 3  ->  1 1 1 1 4
   """

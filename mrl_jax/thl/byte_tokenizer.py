@@ -1,8 +1,7 @@
-"""A tokenizer seen through bytes: it knows the bytes of each of its ids."""
+"""A tokenizer that encodes bytes, and knows the bytes of each of its ids."""
 
 import collections
 from collections.abc import Callable, Iterable, Sequence
-import functools
 import json
 import re
 from typing import Annotated
@@ -10,7 +9,6 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import tokenizers
-from tokenizers import models
 
 from mrl_jax import checks
 from mrl_jax import config
@@ -19,28 +17,21 @@ from mrl_jax import hugging_face
 _SPACE = '\u2581'  # How SentencePiece writes a space.
 _BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
 _LONE_BYTES = re.compile('([\udc80-\udcff])')
-_LONE_SURROGATE = re.compile('[\ud800-\udfff]')
-_MAX_SIZE = 2**22  # Largest vocabulary; JSON may come from anywhere.
+# The largest `size` that JSON, which may come from anywhere, can ask for.
+_MAX_SIZE = 2**22
 
 
 def from_json(text: str) -> 'ByteTokenizer':
   """The tokenizer that `to_json` wrote.
 
-  Raises:
-    InputError: `text` is not the JSON of a tokenizer.
+  Raises InputError if `text` is not the JSON of a tokenizer.
   """
   try:
-    parts = _DECODER.decode(text)
-    backend = tokenizers.Tokenizer.from_str(parts.tokenizer)
+    parts = msgspec.structs.asdict(msgspec.json.decode(text, type=_Parts))
+    backend = tokenizers.Tokenizer.from_str(parts.pop('tokenizer'))
   except Exception as error:  # The library raises plain exceptions.
     raise checks.InputError(f'not the JSON of a tokenizer: {error}') from error
-  return ByteTokenizer(
-    backend,
-    eos_id=parts.eos_id,
-    bos_id=parts.bos_id,
-    stop_ids=parts.stop_ids,
-    size=parts.size,
-  )
+  return ByteTokenizer(backend, **parts)
 
 
 def load(
@@ -48,8 +39,8 @@ def load(
 ) -> 'ByteTokenizer':
   """Loads the Hugging Face tokenizer at `path`, a folder or a hub name.
 
-  Its stop tokens are those named there and `stop_ids`; `size` is that of
-  `ByteTokenizer`.
+  Its stop tokens are `stop_ids` and the ones that the configs there name;
+  `size` is passed on to `ByteTokenizer`.
   """
   hf = hugging_face.load_tokenizer(path)
   # Some tokenizers name a bos token that they never add.
@@ -73,22 +64,18 @@ class _Parts(msgspec.Struct, kw_only=True):
   size: Annotated[int, msgspec.Meta(le=_MAX_SIZE)] | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Parts)
-
-
 class ByteTokenizer:
   """Encodes and decodes bytes, and knows the bytes of every id.
 
   Text is untrusted: control tokens written in it are encoded as ordinary text.
-
-  Attributes:
-    token_bytes: the bytes of each id; empty for control tokens.
-    byte_length_V: i32, their lengths.
-    eos_id: the end-of-sequence token.
-    bos_id: the token that starts a sequence, or None.
-    stop_ids: all tokens that end a completion, `eos_id` first.
-    fingerprint: equal for tokenizers that encode alike and stop alike.
   """
+
+  token_bytes: list[bytes]  # The bytes of each id; empty for control tokens.
+  byte_length_V: np.ndarray  # i32, the lengths of `token_bytes`.
+  eos_id: int  # The end-of-sequence token.
+  bos_id: int | None  # The token that starts a sequence, if any.
+  stop_ids: tuple[int, ...]  # All tokens that end a completion, `eos_id` first.
+  fingerprint: str  # Equal for tokenizers that encode alike and stop alike.
 
   def __init__(
     self,
@@ -99,36 +86,34 @@ class ByteTokenizer:
     stop_ids: Iterable[int] = (),
     size: int | None = None,
   ):
-    """Reads a tokenizer.
+    """Reads a tokenizer; `backend` is copied.
 
-    Args:
-      backend: the tokenizer; it is copied.
-      eos_id: the end-of-sequence token.
-      bos_id: the token that starts a sequence, if any.
-      stop_ids: tokens that end a completion, beside `eos_id`.
-      size: rows of the model's embedding, which may be more than there are
-        tokens; ids without a token have no bytes.
+    `stop_ids` end a completion as `eos_id` does. `size` is the number of rows
+    of the model's embedding, by default one for each token; ids beyond the
+    tokens have no bytes.
 
-    Raises:
-      InputError: the tokenizer is of an unknown kind, lacks one of these tokens,
-        or has more than `size` tokens.
+    Raises InputError if the tokenizer is of an unsupported kind, lacks one of
+    these tokens, or has more than `size` tokens.
     """
     spec = json.loads(backend.to_str())
     spec.update(post_processor=None, truncation=None, padding=None)
     self._backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    self._size = size
     self.eos_id, self.bos_id = eos_id, bos_id
     others = sorted({*stop_ids} - {eos_id})
     self.stop_ids = (eos_id, *others)
     ends = {'eos': eos_id, 'bos': bos_id} | ({'stop': others} if others else {})
     self.fingerprint = config.digest({**spec, **ends})
+    # A tokenizer may normalise added tokens. The encoders of this class have no
+    # normaliser, and match added tokens as they are listed.
     added = {t['id']: t['content'] for t in spec['added_tokens']}
-    pieces = _pieces(backend, added)
-    self._size = size
-    special = {t['id'] for t in spec['added_tokens'] if t['special']}
-    special |= {*self.stop_ids, bos_id} - {None}
+    count = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    pieces = [added.get(i, backend.id_to_token(i)) for i in range(count)]
+    used = {*self.stop_ids, bos_id} - {None}
+    special = used | {t['id'] for t in spec['added_tokens'] if t['special']}
     for i in special:
       checks.require(
-        0 <= i < len(pieces) and pieces[i] is not None,
+        0 <= i < count and pieces[i] is not None,
         f'the vocabulary has no token {i}, which is named as a control token',
       )
       checks.require(
@@ -136,31 +121,32 @@ class ByteTokenizer:
         f'the control token {pieces[i]!r} is a single character and cannot be '
         'distinguished from that character in a text',
       )
-    rows = len(pieces) if size is None else size
+    rows = count if size is None else size
     # Control tokens for other uses, such as images, may have no row.
-    used = {*range(len(pieces))} - special | {*self.stop_ids, bos_id} - {None}
     checks.require(
-      max(used) < rows,
-      f"the tokenizer has {len(pieces)} tokens, the model's embedding {rows} "
-      'rows; give the tokenizer that belongs to the model',
+      max({*range(count)} - special | used) < rows,
+      f"the tokenizer has {count} tokens, the model's embedding {rows} rows; "
+      'give the tokenizer that belongs to the model',
     )
-    to_bytes = _piece_reader(spec['decoder'], set(added.values()))
-    found = [
+    to_bytes = _piece_reader(spec['decoder'], {*added.values()})
+    token_bytes = [
       b'' if piece is None or i in special else to_bytes(piece)
       for i, piece in enumerate(pieces)
     ]
-    self.token_bytes = (found + [b''] * rows)[:rows]
+    self.token_bytes = (token_bytes + [b''] * rows)[:rows]
     self.byte_length_V = np.array([len(b) for b in self.token_bytes], np.int32)
     self._byte_ids = {
-      b: i for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1
+      b: [i] for i, b in reversed([*enumerate(self.token_bytes)]) if len(b) == 1
     }
-    byte_pieces = filter(_BYTE_PIECE.fullmatch, filter(None, pieces))
     self._controls = {i: pieces[i] for i in special}
-    self._unknown_id = _unknown_id(backend, spec['model'])
+    unknown = spec['model'].get('unk_token')  # Unigram names its id instead.
+    self._unknown_id = spec['model'].get(
+      'unk_id', unknown and backend.token_to_id(unknown)
+    )
+    byte_pieces = filter(_BYTE_PIECE.fullmatch, filter(None, pieces))
     self._cut = _inside_any([*self._controls.values(), *byte_pieces])
-    specs = spec, _continuation(spec)
-    self._normalize_start, self._normalize = map(_normalizer, specs)
-    self._start, self._continue = map(_encoder, specs)
+    self._normalize_start, self._start = _steps(spec)
+    self._normalize, self._continue = _steps(_continuation(spec))
 
   @property
   def vocab_size(self) -> int:
@@ -180,8 +166,7 @@ class ByteTokenizer:
   def encode_prompt(self, text: str) -> np.ndarray:
     """Ids (i32) of `text` at the start of a sequence.
 
-    Raises:
-      InputError: the text has half of a surrogate pair, which has no bytes.
+    Raises InputError if the text has half of a surrogate pair.
     """
     _check_prompt(text)
     first = [] if self.bos_id is None else [self.bos_id]
@@ -191,18 +176,13 @@ class ByteTokenizer:
   def encode_chat(self, before: str, text: str, after: str) -> np.ndarray:
     """Ids (i32) of a prompt in a chat template, at the start of a sequence.
 
-    They are Hugging Face's ids, unless `text` holds a control token or completes
-    one with the text around it. In that case `text` is encoded by itself, so
-    that all control tokens are those of the template.
+    The template writes `before` and `after` around the prompt `text`; they are
+    trusted and may have control tokens, `text` is not. The ids are those of
+    Hugging Face, unless `text` holds a control token or completes one with the
+    text around it. In that case `text` is encoded by itself, so that all
+    control tokens are those of the template.
 
-    Args:
-      before: what the template writes before the prompt; it is trusted, and may
-        have control tokens.
-      text: the prompt, which is untrusted.
-      after: what the template writes after the prompt; trusted as `before`.
-
-    Raises:
-      InputError: there is half of a surrogate pair, which has no bytes.
+    Raises InputError if there is half of a surrogate pair.
     """
     whole = before + text + after
     _check_prompt(whole)
@@ -228,7 +208,7 @@ class ByteTokenizer:
     for i, part in enumerate(_LONE_BYTES.split(text)):
       if i % 2:
         byte = part.encode('utf-8', errors='surrogateescape')
-        ids.extend(self._byte_ids[b] for b in [byte] if b in self._byte_ids)
+        ids.extend(self._byte_ids.get(byte, []))
       elif part:
         ids.extend(self._encode(self._continue, self._normalize(part)))
     return np.array(ids, np.int32)
@@ -237,16 +217,14 @@ class ByteTokenizer:
     """The bytes that `ids` stand for."""
     return b''.join(self.token_bytes[i] for i in ids)
 
-  def _with_controls(
-    self, text: str
-  ) -> tuple[list[int], list[tuple[int, int]]]:
+  def _with_controls(self, text) -> tuple[list[int], list[tuple[int, int]]]:
     """Ids of `text`, and (id, offset) of the control tokens in it.
 
     Offsets are in characters, after the white space that some control tokens
     absorb before them.
     """
     encoding = self._backend.encode(text, add_special_tokens=False)
-    found = []
+    controls = []
     for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
       if i in self._controls:
         written = text[start:end]
@@ -254,8 +232,8 @@ class ByteTokenizer:
         # Text that the vocabulary lacks becomes the unknown token, which may be
         # a control token, but the text does not name it.
         if i != self._unknown_id or self._controls[i] in forms:
-          found.append((i, end - len(written.lstrip())))
-    return encoding.ids, found
+          controls.append((i, end - len(written.lstrip())))
+    return encoding.ids, controls
 
   def _encode(self, encoder, normalized: str) -> list[int]:
     ids = []
@@ -267,20 +245,13 @@ class ByteTokenizer:
 
 
 def _check_prompt(text: str) -> None:
-  lone = _LONE_SURROGATE.search(text)
-  if lone:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
     raise checks.InputError(
-      f'character {lone.start()} of a prompt is {lone[0]!r}, half of a surrogate '
-      'pair, which has no bytes; replace it by the whole character'
-    )
-
-
-def _unknown_id(backend: tokenizers.Tokenizer, model: dict) -> int | None:
-  """The id of the token for text that the vocabulary lacks, or None."""
-  if model['type'] == 'Unigram':
-    return model['unk_id']
-  token = model.get('unk_token')
-  return None if token is None else backend.token_to_id(token)
+      f'character {error.start} of a prompt is {text[error.start]!r}, half of '
+      'a surrogate pair, which has no bytes; replace it by the whole character'
+    ) from error
 
 
 def _inside_any(contents: Iterable[str]) -> re.Pattern:
@@ -297,21 +268,20 @@ def _inside_any(contents: Iterable[str]) -> re.Pattern:
   return re.compile('|'.join(cuts) or '(?!)')
 
 
-def _normalizer(spec: dict) -> Callable[[str], str]:
-  """The normaliser of a tokenizer, alone."""
-  step = json.loads(tokenizers.Tokenizer(models.BPE()).to_str())
-  step['normalizer'] = spec['normalizer']
-  normalizer = tokenizers.Tokenizer.from_str(json.dumps(step)).normalizer
-  return normalizer.normalize_str if normalizer else str
-
-
-def _encoder(spec: dict) -> tokenizers.Tokenizer:
-  """A tokenizer without its normaliser."""
-  return tokenizers.Tokenizer.from_str(json.dumps({**spec, 'normalizer': None}))
+def _steps(spec: dict) -> tuple[Callable[[str], str], tokenizers.Tokenizer]:
+  """The normaliser of a tokenizer, and the tokenizer without it."""
+  empty = {'type': 'BPE', 'vocab': {}, 'merges': []}
+  alone = json.dumps({**spec, 'added_tokens': [], 'model': empty})
+  normalizer = tokenizers.Tokenizer.from_str(alone).normalizer
+  rest = json.dumps({**spec, 'normalizer': None})
+  return (
+    normalizer.normalize_str if normalizer else str,
+    tokenizers.Tokenizer.from_str(rest),
+  )
 
 
 def _continuation(spec: dict) -> dict:
-  """The tokenizer for text that continues a sequence, without loss of spaces.
+  """The JSON of the tokenizer of text that continues a sequence.
 
   Some tokenizers put a space before every text, and some added tokens absorb
   the white space around them; here neither happens.
@@ -341,32 +311,38 @@ def _continuation(spec: dict) -> dict:
   }
 
 
-def _pieces(
-  backend: tokenizers.Tokenizer, added: dict[int, str]
-) -> list[str | None]:
-  """The written form of each id; None for ids without a token."""
-  size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-  # A tokenizer may normalise added tokens. The encoders of this class have no
-  # normaliser, and match added tokens as they are listed.
-  return [added.get(i, backend.id_to_token(i)) for i in range(size)]
-
-
-def _piece_reader(
-  decoder: dict | None, added: set[str]
-) -> Callable[[str], bytes]:
-  """Maps a piece to its bytes, as the tokenizer's decoder would."""
+def _piece_reader(decoder: dict | None, added: set[str]):
+  """A function from a piece to its bytes, as the tokenizer's decoder."""
   steps = decoder.get('decoders', [decoder]) if decoder else []
   kinds = {step['type']: step for step in steps}
   if 'ByteLevel' in kinds:
-    return functools.partial(
-      _byte_level_bytes, alphabet=_byte_level_alphabet(), added=added
-    )
+    alphabet = _byte_level_alphabet()
+
+    def byte_level(piece):
+      # Added tokens and a few others are not written in the byte alphabet.
+      if piece in added or not alphabet.keys() >= set(piece):
+        return piece.encode()
+      return bytes(alphabet[c] for c in piece)
+
+    return byte_level
   if 'WordPiece' in kinds:
-    return functools.partial(
-      _wordpiece_bytes, prefix=kinds['WordPiece']['prefix']
-    )
+    prefix = kinds['WordPiece']['prefix']
+
+    def wordpiece(piece):
+      # The first piece of a word stands for a space too, wherever it is.
+      inner = piece.startswith(prefix)
+      return (piece.removeprefix(prefix) if inner else f' {piece}').encode()
+
+    return wordpiece
   if {'ByteFallback', 'Metaspace'} & kinds.keys():
-    return _sentencepiece_bytes
+
+    def sentencepiece(piece):
+      byte = _BYTE_PIECE.fullmatch(piece)
+      if byte:
+        return bytes([int(byte[1], 16)])
+      return piece.replace(_SPACE, ' ').encode()
+
+    return sentencepiece
   if kinds.keys() == {'Fuse'}:
     return str.encode
   raise checks.InputError(
@@ -375,33 +351,9 @@ def _piece_reader(
   )
 
 
-def _byte_level_bytes(
-  piece: str, alphabet: dict[str, int], added: set[str]
-) -> bytes:
-  # Added tokens and a few others are not written in the byte alphabet.
-  if piece in added or not alphabet.keys() >= set(piece):
-    return piece.encode()
-  return bytes(alphabet[c] for c in piece)
-
-
-def _sentencepiece_bytes(piece: str) -> bytes:
-  byte = _BYTE_PIECE.fullmatch(piece)
-  if byte:
-    return bytes([int(byte[1], 16)])
-  return piece.replace(_SPACE, ' ').encode()
-
-
-def _wordpiece_bytes(piece: str, prefix: str) -> bytes:
-  """The first piece of a word has a space before it, wherever it is."""
-  if piece.startswith(prefix):
-    return piece.removeprefix(prefix).encode()
-  return f' {piece}'.encode()
-
-
 def _byte_level_alphabet() -> dict[str, int]:
   """The byte of every character of byte-level BPE's alphabet (GPT-2)."""
   printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  rest = [b for b in range(256) if b not in set(printable)]
-  return {chr(b): b for b in printable} | {
-    chr(256 + i): b for i, b in enumerate(rest)
-  }
+  rest = sorted({*range(256)} - {*printable})
+  alphabet = map(chr, [*printable, *range(256, 256 + len(rest))])
+  return dict(zip(alphabet, printable + rest, strict=True))

@@ -11,73 +11,52 @@ from mrl_jax.thl import byte_tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """Which rollouts a receiver accepts.
+  """Which rollouts a receiver accepts."""
 
-  Attributes:
-    max_tokens: length of a response in the receiver's tokens, at most.
-    max_residual: e_seg, the share of the receiver's token boundaries that are
-      not boundaries of the sender, at most; 1 accepts all rollouts.
-  """
-
-  max_tokens: int
+  max_tokens: int  # Length of a response in the receiver's tokens, at most.
+  # The largest e_seg, the share of the receiver's token boundaries that are not
+  # boundaries of the sender; 1 accepts all rollouts.
   max_residual: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Transferred:
-  """A peer's rollout in the receiver's tokens.
+  """A peer's rollout in the receiver's tokens."""
 
-  Attributes:
-    ids: i32 [m], with the receiver's end-of-sequence if the peer stopped.
-    behaviour_logp: f32 [m], the peer's log-probabilities at temperature 1,
-      projected as an extensive trace: every chunk conserves their sum.
-    mask: bool [m], True for tokens without a byte of a token that the peer
-      masked.
-    chunk: i32 [m], the common-boundary chunk of each token.
-  """
-
-  ids: np.ndarray
+  ids: np.ndarray  # i32 [m]; ends with end-of-sequence if the peer stopped.
+  # f32 [m], the peer's log-probabilities at temperature 1, projected as an
+  # extensive trace: every chunk conserves their sum.
   behaviour_logp: np.ndarray
+  # bool [m], False for tokens with a byte of a token that the peer masked.
   mask: np.ndarray
-  chunk: np.ndarray
+  chunk: np.ndarray  # i32 [m], the common-boundary chunk of each token.
 
 
 @dataclasses.dataclass(kw_only=True)
 class Residual:
-  """What could not be transferred, summed over rollouts of one direction.
+  """What could not be transferred, summed over rollouts of one direction."""
 
-  Attributes:
-    rollouts, payload_bytes: rollouts that were offered, and their bytes.
-    refused, refused_bytes: those that were not transferred, by reason.
-    specials_dropped: in transferred rollouts, sender tokens without bytes other
-      than end-of-sequence; nothing of them is left.
-    sender_tokens, receiver_tokens: tokens of transferred rollouts.
-    chunks: chunks of transferred rollouts by their numbers of sender and
-      receiver tokens: '1:1', '1:n', 'n:1' and 'n:m'.
-  """
-
-  rollouts: int = 0
-  payload_bytes: int = 0
+  rollouts: int = 0  # Rollouts that were offered.
+  payload_bytes: int = 0  # Their bytes.
+  # Numbers and bytes of the rollouts that were refused, by reason.
   refused: dict[str, int] = dataclasses.field(default_factory=dict)
   refused_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+  # Control tokens in transferred rollouts, which have no bytes and are lost;
+  # end-of-sequence is not among them.
   specials_dropped: int = 0
-  sender_tokens: int = 0
+  sender_tokens: int = 0  # Tokens of transferred rollouts.
   receiver_tokens: int = 0
+  # Chunks of transferred rollouts by their numbers of sender and receiver
+  # tokens: '1:1', '1:n', 'n:1' and 'n:m'.
   chunks: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def add(self, other: 'Residual') -> None:
-    self.rollouts += other.rollouts
-    self.payload_bytes += other.payload_bytes
-    self.specials_dropped += other.specials_dropped
-    self.sender_tokens += other.sender_tokens
-    self.receiver_tokens += other.receiver_tokens
-    for mine, theirs in (
-      (self.refused, other.refused),
-      (self.refused_bytes, other.refused_bytes),
-      (self.chunks, other.chunks),
-    ):
-      for name, n in theirs.items():
-        _count(mine, name, n)
+    for field, theirs in vars(other).items():
+      if isinstance(theirs, dict):
+        for name, n in theirs.items():
+          _count(getattr(self, field), name, n)
+      else:
+        setattr(self, field, getattr(self, field) + theirs)
 
   def refuse(self, payload: bytes, reason: str) -> None:
     _count(self.refused, reason, 1)
@@ -144,9 +123,9 @@ def transfer(
       rollout.policy_logp, sender_lengths, lengths
     ).astype(np.float32)
     mask = align.project_mask(rollout.mask, sender_lengths, lengths)
-  refused = _refusal(chunk, limits)
-  if refused:
-    residual.refuse(rollout.payload, refused)
+  reason = _refusal(chunk, limits)
+  if reason:
+    residual.refuse(rollout.payload, reason)
     return None
   residual.specials_dropped += specials_dropped
   _count_chunks(residual, sender_chunk, chunk)
@@ -169,15 +148,13 @@ def encode(
   residual.rollouts += 1
   residual.payload_bytes += len(payload)
   ids = receiver.encode(payload)
-  refused = None
   if receiver.decode(ids) != payload:
-    refused = 'round_trip'
+    residual.refuse(payload, 'round_trip')
   elif len(ids) + 1 > limits.max_tokens:
-    refused = 'too_long'
-  if refused:
-    residual.refuse(payload, refused)
-    return None
-  return np.append(ids, np.int32(receiver.eos_id))
+    residual.refuse(payload, 'too_long')
+  else:
+    return np.append(ids, np.int32(receiver.eos_id))
+  return None
 
 
 def _can_be_sampled(rollout, receiver) -> bool:
@@ -209,14 +186,9 @@ def _count_chunks(residual, sender_chunk, chunk):
   senders, receivers = np.bincount(sender_chunk), np.bincount(chunk)
   residual.sender_tokens += len(sender_chunk)
   residual.receiver_tokens += len(chunk)
-  for many_s, many_r, name in (
-    (False, False, '1:1'),
-    (False, True, '1:n'),
-    (True, False, 'n:1'),
-    (True, True, 'n:m'),
-  ):
-    same = ((senders > 1) == many_s) & ((receivers > 1) == many_r)
-    _count(residual.chunks, name, int(same.sum()))
+  kinds = 2 * (senders > 1) + (receivers > 1)
+  for kind, name in enumerate(('1:1', '1:n', 'n:1', 'n:m')):
+    _count(residual.chunks, name, int((kinds == kind).sum()))
 
 
 def _count(counts: dict[str, int], name: str, n: int) -> None:

@@ -1,6 +1,8 @@
 """What a run shows in the terminal."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import statistics
 
 from rich import console as console_lib
 from rich import progress
@@ -18,21 +20,19 @@ def show_start(
 ) -> None:
   """Shows the work dir, and the devices of every policy."""
   console.print(f'Writing to {folder}', highlight=False, markup=False)
-  rows = []
-  for name, part in plan.policies.items():
-    axes = [f'{axis} {n}' for axis, n in part.mesh.items() if n > 1]
-    adapters = f' + {part.adapters:,}' if part.adapters else ''
-    rows.append(
-      (
-        name,
-        f'{part.parameters:,}{adapters}',
-        f'{part.vocabulary:,}',
-        f'{part.devices[0]}-{part.devices[-1]}',
-        ', '.join(axes) or 'one device',
-        f'{part.memory_bytes / 2**20:,.1f} MiB',
-        f'{part.load:.0%}',
-      )
+  rows = [
+    (
+      name,
+      f'{part.parameters:,}' + f' + {part.adapters:,}' * bool(part.adapters),
+      f'{part.vocabulary:,}',
+      f'{part.devices[0]}-{part.devices[-1]}',
+      ', '.join(f'{a} {n}' for a, n in part.mesh.items() if n > 1)
+      or 'one device',
+      f'{part.memory_bytes / 2**20:,.1f} MiB',
+      f'{part.load:.0%}',
     )
+    for name, part in plan.policies.items()
+  ]
   columns = ('policy', 'parameters', 'vocabulary', 'devices', 'mesh',
              'memory each', 'load')  # fmt: skip
   console.print(table(f'Plan for {plan.devices}', columns, rows))
@@ -84,30 +84,21 @@ def exchange_table(
 ) -> table_lib.Table:
   """Records of each pair of policies by kind and fate.
 
-  Args:
-    title: of the table.
-    pairs: counts of records, as in a ledger.
-    refusals: counts of refused records by pair and reason.
-    waited: seconds that the receiver waited for the sender, by pair.
+  `pairs` counts records as a ledger does, `refusals` by reason. `waited` has the
+  seconds that the receiver waited for the sender.
   """
   rows = []
   for pair, kinds in pairs.items():
     for i, (kind, counts) in enumerate(kinds.items()):
-      rows.append(
-        (
-          pair if i == 0 else '',
-          kind,
-          f'{counts.get("published", 0):,}',
-          f'{counts.get("bytes", 0) / 2**20:,.1f}',
-          _counts(ledger.fates(counts)),
-          f'{waited.get(pair, 0):.1f} s' if i == 0 else '',
-        )
-      )
+      name, seconds = ('', '') if i else (pair, f'{waited.get(pair, 0):.1f} s')
+      number = f'{counts.get("published", 0):,}'
+      size = f'{counts.get("bytes", 0) / 2**20:,.1f}'
+      fates = _counts(ledger.fates(counts))
+      rows.append((name, kind, number, size, fates, seconds))
     if pair in refusals:
       rows.append(('', 'refused as', '', '', _counts(refusals[pair]), ''))
-  return table(
-    title, ('pair', 'kind', 'records', 'MiB', 'fate', 'waited'), rows
-  )
+  columns = ('pair', 'kind', 'records', 'MiB', 'fate', 'waited')
+  return table(title, columns, rows)
 
 
 def residual_table(title: str, residuals: workdir.Residuals) -> table_lib.Table:
@@ -115,16 +106,13 @@ def residual_table(title: str, residuals: workdir.Residuals) -> table_lib.Table:
   rows = []
   for pair, residual in residuals.items():
     total = max(sum(residual.chunks.values()), 1)
-    chunks = ', '.join(
-      f'{n / total:.0%} {kind}'
-      for kind, n in residual.chunks.items()
-      if n / total > 0.005
-    )
+    shares = {kind: n / total for kind, n in residual.chunks.items()}
+    chunks = [f'{n:.0%} {kind}' for kind, n in shares.items() if n > 0.005]
     tokens = ('texts only', '', '')
     if residual.sender_tokens:
       tokens = (
         f'{residual.sender_tokens:,} to\n{residual.receiver_tokens:,}',
-        chunks,
+        ', '.join(chunks),
         f'{residual.segmentation_error:.1%}',
       )
     refused = _counts(residual.refused)
@@ -140,8 +128,8 @@ _TEXTS = ('policy', 'pair', 'kind', 'fate', 'direction', 'refused', 'chunks')
 def table(
   title: str,
   columns: Sequence[str],
-  rows: Iterable[Sequence[str]],
-  left: Collection[str] = _TEXTS,
+  rows: Sequence[Sequence[str]],
+  left: Sequence[str] = _TEXTS,
 ) -> table_lib.Table:
   """A table whose texts are printable, wherever they come from.
 
@@ -167,73 +155,56 @@ def printable(text: str) -> str:
 
 def _accuracy_table(policies: Mapping[str, workdir.PolicySummary]):
   rows = [
-    (name, p.heldout_accuracy.before, p.heldout_accuracy.after)
+    (name, 100 * p.heldout_accuracy.before, 100 * p.heldout_accuracy.after)
     for name, p in policies.items()
   ]
-  mean = [sum(row[i] for row in rows) / len(rows) for i in (1, 2)]
-  shown = []
-  for name, *accuracies in [*rows, ('mean', *mean)]:
-    before, after = (100 * accuracy for accuracy in accuracies)
-    shown.append(
-      (name, f'{before:.1f}', f'{after:.1f}', f'{after - before:+.1f}')
-    )
-  return table(
-    'Held-out accuracy, percent',
-    ('policy', 'before', 'after', 'change'),
-    shown,
-  )
+  _, *columns = zip(*rows, strict=True)
+  means = map(statistics.fmean, columns)
+  shown = [
+    (name, f'{before:.1f}', f'{after:.1f}', f'{after - before:+.1f}')
+    for name, before, after in [*rows, ('mean', *means)]
+  ]
+  columns = ('policy', 'before', 'after', 'change')
+  return table('Held-out accuracy, percent', columns, shown)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
   return ', '.join(f'{n:,} {name}' for name, n in counts.items()) or 'none'
 
 
-class Live:
+@contextlib.contextmanager
+def live(
+  console: console_lib.Console,
+  title: str,
+  totals: Mapping[str, int],
+  done: int = 0,
+) -> Iterator[Callable[[str, str], None]]:
   """A progress bar for every policy; without a terminal, a line now and then.
 
-  with Live(console, 'round', {'llama': 150}, done=0) as live:
-    live.advance('llama', 'reward 0.50')
+  with live(console, 'round', {'llama': 150}, done=0) as advance:
+    advance('llama', 'reward 0.50')
   """
+  bars = progress.Progress(
+    progress.TextColumn('{task.description}'),
+    progress.BarColumn(bar_width=8),
+    progress.MofNCompleteColumn(),
+    progress.TextColumn('{task.fields[note]}'),
+    progress.TimeRemainingColumn(compact=True),
+    console=console,
+    disable=not console.is_terminal,
+  )
+  tasks = {
+    name: bars.add_task(f'{title} {name}', total=n, completed=done, note='')
+    for name, n in totals.items()
+  }
 
-  def __init__(
-    self,
-    console: console_lib.Console,
-    title: str,
-    totals: Mapping[str, int],
-    done: int = 0,
-  ):
-    self._console, self._title = console, title
-    self._bars = progress.Progress(
-      progress.TextColumn('{task.description}'),
-      progress.BarColumn(bar_width=8),
-      progress.MofNCompleteColumn(),
-      progress.TextColumn('{task.fields[note]}'),
-      progress.TimeRemainingColumn(compact=True),
-      console=console,
-      disable=not console.is_terminal,
-    )
-    self._tasks = {
-      name: self._bars.add_task(
-        f'{title} {name}', total=total, completed=done, note=''
-      )
-      for name, total in totals.items()
-    }
+  def advance(name, note):
+    bars.update(tasks[name], advance=1, note=note)
+    state = bars.tasks[tasks[name]]
+    is_due = state.completed % _LINE_EVERY == 0 or state.finished
+    if is_due and not console.is_terminal:
+      place = f'{state.completed:.0f}/{state.total:.0f}'
+      console.print(f'{title} {name} {place} {note}', highlight=False)
 
-  def advance(self, name: str, note: str) -> None:
-    task = self._tasks[name]
-    self._bars.update(task, advance=1, note=note)
-    state = self._bars.tasks[task]
-    if not self._console.is_terminal and (
-      state.completed % _LINE_EVERY == 0 or state.finished
-    ):
-      self._console.print(
-        f'{self._title} {name} {state.completed:.0f}/{state.total:.0f} {note}',
-        highlight=False,
-      )
-
-  def __enter__(self):
-    self._bars.start()
-    return self
-
-  def __exit__(self, *exc):
-    self._bars.stop()
+  with bars:
+    yield advance

@@ -42,18 +42,12 @@ def evaluate(
       sampled = worker.finish_sampling(sampling[name], 'evaluation', round=0)
       groups[name] += sampled[: len(part)]
   return {
-    name: summarise(prompts, of_policy, config.completions, name, rounds)
+    name: _summarise(prompts, of_policy, config.completions, name, rounds)
     for name, of_policy in groups.items()
   }
 
 
-def summarise(
-  prompts: Sequence[records.Prompt],
-  groups: Sequence[Sequence[records.Rollout]],
-  completions: int,
-  policy: str,
-  rounds: int,
-) -> workdir.Evaluation:
+def _summarise(prompts, groups, completions, policy, rounds):
   """Accuracies with errors, and the best and worst `completions`."""
   pairs = list(zip(prompts, groups, strict=True))
   successes = collections.defaultdict(list)  # Of each prompt, by family.
@@ -116,5 +110,4 @@ def _top(ranked, count) -> list[workdir.Completion]:
 
 
 def _mean_logp(rollout) -> float:
-  """Nats a token."""
   return float(rollout.policy_logp.sum()) / max(len(rollout.ids), 1)

@@ -5,21 +5,20 @@ import os
 from flax import nnx
 import jax
 from jax.sharding import Mesh
-import ml_collections
 import numpy as np
+import optax
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
 from mrl_jax import hugging_face
 from mrl_jax import workdir as workdir_lib
-from mrl_jax.models import decoder
 from mrl_jax.models import families
 from mrl_jax.models import hf_weights
-from mrl_jax.models import sharding
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import pretrained
 from mrl_jax.update import checkpoint
+from mrl_jax.update import state
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 
@@ -39,13 +38,10 @@ def export(
   Args:
     workdir: the work dir of a run, finished or not.
     name: the policy's name.
-    out: the folder to write, which must not exist; it is written whole, or not
-      at all.
+    out: the folder to write, which must not exist; all of it is written, or none.
     rounds: the rounds of the checkpoint; None is the newest.
-    dtype: of the weights; by default that of the pretrained model, or of the
-      parameters.
-    adapters: whether to write the adapters alone; otherwise they are merged
-      into the weights.
+    dtype: of the weights; by default as the model was imported, or as trained.
+    adapters: writes the adapters alone, instead of merging them into the weights.
     shard_bytes: size of one file of weights, at most.
 
   Returns the rounds of the checkpoint. Raises InputError if there is no such
@@ -95,9 +91,7 @@ def export(
   return rounds
 
 
-def _policy(
-  workdir, name
-) -> tuple[ml_collections.ConfigDict, workdir_lib.Setup]:
+def _policy(workdir, name):
   """The config of a policy that was trained in the work dir, and its setup."""
   setup = workdir_lib.setup(workdir)
   checks.require(setup is not None, f'{workdir} is not the work dir of a run')
@@ -120,15 +114,9 @@ def _tokenizer(policy, workdir, stored) -> str:
 
 
 def _trained(workdir, name, model, rounds) -> tuple[nnx.State, int]:
-  """The trained parameters, and the rounds of their checkpoint."""
-  _, params, _ = decoder.abstract(model)
-  like = jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    params,
-    sharding.params(params, _host(), sharding.TRAIN),
-  )
+  spec = state.StateSpec(model=model, mesh=_host(), optimizer=optax.identity())
   folder = os.path.join(workdir, workdir_lib.CHECKPOINTS)
-  return checkpoint.read_params(folder, rounds, name, like)
+  return checkpoint.read_params(folder, rounds, name, spec.abstract().params)
 
 
 def _host() -> Mesh:

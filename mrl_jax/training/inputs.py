@@ -67,9 +67,8 @@ class Inputs:
 def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   """Loads data and tokenizers, and leaves out prompts that are too long.
 
-  Raises:
-    InputError: the data or a tokenizer cannot be used, or a prompt is too long
-      and `sample.long_prompts` is 'error'.
+  Raises InputError if the data or a tokenizer cannot be used, or if a prompt is
+  too long and `sample.long_prompts` is 'error'.
   """
   every = prompts_lib.load(config.data, 'train', cache_dir=cache)
   heldout = prompts_lib.load(config.data, 'heldout', cache_dir=cache)
@@ -82,14 +81,12 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     name: _load_policy(policy, every, config, cache)
     for name, policy in config.policies.items()
   }
-  lengths = {
-    name: {
-      prompt.id: len(policy.prompt_ids(prompt))
-      for prompt in (*train, *heldout, *policy.examples)
-    }
-    for name, policy in policies.items()
-  }
-  long = _too_long(lengths, config.sample)
+  lengths, long = {name: {} for name in policies}, set()
+  for name, policy in policies.items():
+    for prompt in (*train, *heldout, *policy.examples):
+      n = lengths[name][prompt.id] = len(policy.prompt_ids(prompt))
+      if _is_too_long(prompt.id, n, name, config.sample):
+        long.add(prompt.id)
 
   def without_long(where, prompts):
     kept = [prompt for prompt in prompts if prompt.id not in long]
@@ -139,7 +136,6 @@ def _load_policy(policy, prompts, config, cache) -> PolicyInputs:
 
 
 def _train_tokenizer(config, prompts, cache) -> str:
-  """The folder of a tokenizer that is trained on the prompts."""
   texts = [f'{prompt.text}\n{prompt.solution}' for prompt in prompts]
   texts = [text[:_MAX_CHARACTERS] for text in texts]
   name = f'{config.kind}-{config.vocab_size}-{config_lib.digest(texts)}'
@@ -160,21 +156,16 @@ def _template(policy, folder) -> prompts_lib.Template:
   return prompts_lib.Template(before=before, after=after, chat=True)
 
 
-def _too_long(lengths, config) -> set[str]:
-  """The ids of prompts that are too long for any policy."""
-  long = set()
-  for name, by_id in lengths.items():
-    for id, n in by_id.items():
-      checks.require(n > 0, f'prompt {id} has no token for policy {name}')
-      if n > config.max_prompt_tokens:
-        long.add(id)
-        checks.require(
-          config.long_prompts == 'skip',
-          f'prompt {id} has {n} tokens for policy {name}, more than '
-          f'sample.max_prompt_tokens = {config.max_prompt_tokens}; raise it, '
-          'or leave such prompts out with --config.sample.long_prompts=skip',
-        )
-  return long
+def _is_too_long(id, n, policy, config) -> bool:
+  checks.require(n > 0, f'prompt {id} has no token for policy {policy}')
+  most = config.max_prompt_tokens
+  checks.require(
+    n <= most or config.long_prompts == 'skip',
+    f'prompt {id} has {n} tokens for policy {policy}, more than '
+    f'sample.max_prompt_tokens = {most}; raise it, or leave such prompts out '
+    'with --config.sample.long_prompts=skip',
+  )
+  return n > most
 
 
 def _check_solutions(name, policy: PolicyInputs, config) -> None:

@@ -25,7 +25,6 @@ from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.rewards import judge
 from mrl_jax.see import exchange
-from mrl_jax.see import node as node_lib
 from mrl_jax.training import inputs
 from mrl_jax.training import packing
 from mrl_jax.training import peers
@@ -53,7 +52,7 @@ class Job:
   verifier: judge.Verifier
   plan: planner.Plan
   workers: Mapping[str, worker_lib.Worker]  # Policies that train here.
-  node: node_lib.Node  # Their part of the exchange.
+  node: exchange.Node  # Their part of the exchange.
   kinds: frozenset[str]  # Of the records that policies make.
   watch: stopwatch.Stopwatch
 
@@ -71,8 +70,7 @@ class Job:
 def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   """Checks the config and builds the run.
 
-  Raises:
-    InputError: something in the config, the work dir or the data is wrong.
+  Raises InputError if something in config, work dir or data is wrong.
   """
   began = time.monotonic()
   config_lib.check(config)
@@ -82,13 +80,13 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     'train.samples = 1 gives no advantage: a sample is compared with others of '
     'its prompt, and with this method no peer has any to give',
   )
-  verifier = judge.verifier(config.reward)
+  verifier = judge.VERIFIERS[config.reward.verifier](config.reward)
   workdir_lib.prepare(workdir, config)
   cache = workdir_lib.cache_dir(config, workdir)
   loaded = inputs.load(config, cache)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   tokenizers = {name: p.tokenizer for name, p in loaded.policies.items()}
-  places = peers.check(config, method.kinds, tokenizers)
+  places = peers.Peers(config, method.kinds, tokenizers)
   plan = _plan(config, places.here, loaded.policies, method.reference)
   weights = pretrained.check(
     config.policies, {name: part.model for name, part in plan.items()}
@@ -142,8 +140,19 @@ def describe(job: Job) -> workdir_lib.Plan:
   return workdir_lib.Plan(
     devices=f'{len(devices)} x {devices[0].device_kind}',
     policies={
-      name: _describe_policy(policies[name], part)
+      name: workdir_lib.PolicyPlan(
+        model=policy.path or policy.model.family,
+        tokenizer=policy.tokenizer.path or policy.path or policy.tokenizer.kind,
+        parameters=part.cost.params,
+        adapters=part.cost.adapters,
+        vocabulary=part.model.vocab_size,
+        devices=list(part.devices),
+        mesh=dict(zip(config_lib.MESH_AXES, part.shape, strict=True)),
+        memory_bytes=part.cost.peak_bytes(part.shape[1]) / len(part.devices),
+        load=part.load,
+      )
       for name, part in job.plan.items()
+      for policy in [policies[name]]
     },
     elsewhere={
       name: f'at {policy.address}'
@@ -153,21 +162,6 @@ def describe(job: Job) -> workdir_lib.Plan:
       if policy.address or policy.journal
     },
     prompts_skipped=job.inputs.skipped,
-  )
-
-
-def _describe_policy(policy, part: planner.Slice) -> workdir_lib.PolicyPlan:
-  _, fsdp, _ = part.shape
-  return workdir_lib.PolicyPlan(
-    model=policy.path or policy.model.family,
-    tokenizer=policy.tokenizer.path or policy.path or policy.tokenizer.kind,
-    parameters=part.cost.params,
-    adapters=part.cost.adapters,
-    vocabulary=part.model.vocab_size,
-    devices=list(part.devices),
-    mesh=dict(zip(config_lib.MESH_AXES, part.shape, strict=True)),
-    memory_bytes=part.cost.peak_bytes(fsdp) / len(part.devices),
-    load=part.load,
   )
 
 
@@ -227,10 +221,7 @@ def _workers(
           'own': config.sample.max_tokens,
           'peer': config.thl.max_tokens,
         },
-        multiple=train.row_multiple,
-        micro_rows=train.micro_rows,
-        mini_batches=train.mini_batches,
-        aggregation=train.aggregation,
+        train=train,
         peer_average=method.peer_average,
         keep_all=method.reference or objectives['own'].reads_entropy,
         reference=method.reference,
@@ -239,8 +230,6 @@ def _workers(
       key=jax.random.fold_in(
         jax.random.key(config.seed), zlib.crc32(name.encode())
       ),
-      logit_chunk=train.logit_chunk,
-      sample_batch=config.sample.batch,
-      mask_truncated=train.mask_truncated,
+      config=config,
     )
   return workers

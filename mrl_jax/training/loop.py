@@ -56,22 +56,16 @@ def run(job: job_lib.Job, console: console_lib.Console) -> workdir.Summary:
       metrics.Writer(job.workdir, done, config_lib.flat(job.config))
     ) as writer:
       if progress is None:
-        progress = start(job, writer, console)
+        pretrained.start(job.workers, job.config, console)
+        warm_start.run(job.workers, job.config, job.cache, console)
+        accuracy = evaluate(job, 0, writer)
+        progress = progress_lib.Progress(accuracy={0: accuracy})
         progress_lib.save(job, progress, checkpoints)
       elif progress.rounds:
         console.print(f'Resuming after round {progress.rounds}.')
       job.node.open()
       train(job, progress, checkpoints, writer, console)
   return finish(job, progress, console)
-
-
-def start(
-  job: job_lib.Job, writer: metrics.Writer, console: console_lib.Console
-) -> progress_lib.Progress:
-  """Initialises the policies, warms them up, and evaluates them."""
-  pretrained.start(job.workers, job.config, console)
-  warm_start.run(job.workers, job.config, job.cache, console)
-  return progress_lib.Progress(accuracy={0: evaluate(job, 0, writer)})
 
 
 def train(
@@ -90,7 +84,7 @@ def train(
 
   job.watch.lap()  # The first round does not count what came before it.
   totals = dict.fromkeys(job.workers, total)
-  with display.Live(console, 'round', totals, progress.rounds) as live:
+  with display.live(console, 'round', totals, progress.rounds) as advance:
     while progress.rounds < total:
       rows = play_round(job, progress)
       if due(config.eval.every):
@@ -108,7 +102,7 @@ def train(
           row, timing=timing, heldout_accuracy=evaluated.get(name, {})
         )
         writer.round(row)
-        live.advance(name, display.note(row))
+        advance(name, display.note(row))
       if due(config.checkpoint.every):
         with job.watch('checkpoints'):
           progress_lib.save(job, progress, checkpoints)
@@ -263,11 +257,11 @@ def finish(
   }
 
   def by_pair(ledgers, table):
-    rows = {
-      pair: table(ledger).get(peer, {})
+    return {
+      pair: row
       for pair, (ledger, peer) in ledgers.items()
+      if (row := table(ledger).get(peer))
     }
-    return {pair: row for pair, row in rows.items() if row}
 
   summary = workdir.Summary(
     method=job.config.method.name,
@@ -281,7 +275,7 @@ def finish(
     policies={
       name: workdir.PolicySummary(
         workdir.BeforeAfter(before[name][overall], after[name][overall]),
-        workdir.FamiliesBeforeAfter(before[name], after[name]),
+        workdir.BeforeAfter(before[name], after[name]),
       )
       for name in job.workers
     },

@@ -15,21 +15,22 @@ from mrl_jax import workdir
 
 # TensorBoard has a section for each topic, and a chart has all policies.
 _TOPICS = {
-  'learning': ('reward', 'accuracy', 'all_fail_groups', 'zero_signal_groups',
-               'rows_with_signal', 'rescue_rate', 'rescued_by'),
-  'responses': ('response_length', 'stopped', 'entropy', 'rollouts',
-                'verified'),
-  'update': ('grad_norm', 'own', 'peer', 'mismatch'),
-  'exchange': ('exchange', 'peer_records', 'peer_records_unused', 'peer_rows',
-               'peer_rows_refused', 'refused'),
-  'thl': ('residuals',),
-  'method': ('method',),
-  'timing': ('timing',),
-}  # fmt: skip
-_TOPIC = {name: topic for topic, names in _TOPICS.items() for name in names}
+  'learning': 'reward accuracy all_fail_groups zero_signal_groups '
+  'rows_with_signal rescue_rate rescued_by',
+  'responses': 'response_length stopped entropy rollouts verified',
+  'update': 'grad_norm own peer mismatch',
+  'exchange': 'exchange peer_records peer_records_unused peer_rows '
+  'peer_rows_refused refused',
+  'thl': 'residuals',
+  'method': 'method',
+  'timing': 'timing',
+}
+_TOPIC = {n: topic for topic, names in _TOPICS.items() for n in names.split()}
 _HEADLINE = 'heldout_accuracy'
 _NOT_EVENTS = ('round', 'policy', _HEADLINE)  # The last is in evaluations.
 _HISTOGRAM = 'log_ratio_counts'
+# Of the bins of the histogram: its two open ones become as wide as the others.
+_ENDS = np.linspace(-2.05, 2.05, len(config_lib.LOG_RATIO_EDGES) + 2)
 
 
 class Writer:
@@ -76,7 +77,9 @@ class Writer:
       topic = _TOPIC[first]
       tag = name if first == topic else f'{topic}/{name}'
       if name.endswith(_HISTOGRAM):
-        _add_histogram(events, tag, value, row.round)
+        middles = (_ENDS[:-1] + _ENDS[1:]) / 2
+        log_ratios = np.repeat(middles, value)
+        events.add_histogram(tag, log_ratios, row.round, bins=_ENDS)
       else:
         events.add_scalar(tag, value, row.round)
 
@@ -101,7 +104,12 @@ class Writer:
       events.close()
     if self._accuracy:
       accuracy = {f'{_HEADLINE}/{p}': a for p, a in self._accuracy.items()}
-      config = {key: _plain(value) for key, value in self._config.items()}
+      config = {
+        key: value
+        if isinstance(value, bool | int | float | str)
+        else str(value)
+        for key, value in self._config.items()
+      }
       # `add_hparams` would also begin an empty run one folder up.
       with tensorboardX.SummaryWriter(self._place('hyperparameters')) as events:
         for part in tensorboardX.summary.hparams(config, accuracy):
@@ -132,26 +140,6 @@ def _leaves(values, prefix='') -> Iterable[tuple[str, object]]:
       yield prefix + name, value
 
 
-def _add_histogram(events, tag, counts, step):
-  edges = config_lib.LOG_RATIO_EDGES
-  width = edges[1] - edges[0]
-  counts = np.asarray(counts, np.float64)
-  ends = np.append(edges, edges[-1] + width)
-  middles = ends - width / 2
-  present = middles[counts > 0]
-  events.add_histogram_raw(
-    tag,
-    min=present.min(initial=0.0),
-    max=present.max(initial=0.0),
-    num=counts.sum(),
-    sum=counts @ middles,
-    sum_squares=counts @ middles**2,
-    bucket_limits=ends.tolist(),
-    bucket_counts=counts,
-    global_step=step,
-  )
-
-
 def _markdown(completions) -> str:
   """Completions as code blocks, so that nothing in them is markup."""
   return '\n\n'.join(
@@ -164,7 +152,3 @@ def _markdown(completions) -> str:
 
 def _code(text):
   return '\n'.join('    ' + texts.printable(line) for line in text.split('\n'))
-
-
-def _plain(value):
-  return value if isinstance(value, bool | int | float | str) else str(value)

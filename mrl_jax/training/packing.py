@@ -5,22 +5,24 @@ import dataclasses
 import functools
 import math
 
+import ml_collections
 import numpy as np
 
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.update import objectives
 
-# The averaging weight of each trained token of a row: the row has `length` such
-# tokens, its mini-batch `rows` rows with `tokens` such tokens, and a policy's
-# own samples have at most `longest` tokens (a peer's response may have more).
-# The weights contain the average, so that a loss is a plain sum.
+# The averaging weight of each trained token of a row that has `length` such
+# tokens, in an average over `rows` rows with `tokens` such tokens. A policy's own
+# samples have at most `longest` tokens (a peer's response may have more), and
+# `prompts` prompts have rows in the mini-batch. The weights contain the average,
+# so that a loss is a plain sum.
 AGGREGATIONS = {
   # A mean over all tokens: DAPO, 2503.14476, eq. 8.
-  'token_mean': lambda length, rows, tokens, longest: 1 / tokens,
+  'token_mean': lambda length, tokens, **_: 1 / tokens,
   # A mean over responses of their token means: GRPO, 2402.03300, eq. 3.
-  'sequence_mean': lambda length, rows, tokens, longest: 1 / (rows * length),
+  'sequence_mean': lambda length, rows, **_: 1 / (rows * length),
   # A sum over tokens by a constant: Dr. GRPO, 2503.20783.
-  'constant': lambda length, rows, tokens, longest: 1 / (rows * longest),
+  'constant': lambda length, rows, longest, **_: 1 / (rows * longest),
 }
 
 # The same for peers' rows, if they are averaged by themselves: SGT.
@@ -28,9 +30,9 @@ PEER_AVERAGES = {
   # Together with the policy's own rows, by `AGGREGATIONS`.
   'joint': None,
   # Token means of responses, over all prompts of the mini-batch.
-  'prompts': lambda length, rows, prompts: 1 / (prompts * length),
+  'prompts': lambda length, prompts, **_: 1 / (prompts * length),
   # Token means of responses, over the peers' rows of the mini-batch.
-  'rows': lambda length, rows, prompts: 1 / (rows * length),
+  'rows': AGGREGATIONS['sequence_mean'],
 }
 
 
@@ -42,12 +44,7 @@ class Packer:
   # T, response positions, of 'own' and of 'peer' rows: a peer's response may be
   # longer in the learner's tokens than its own can be.
   lengths: Mapping[str, int]
-  # Row counts are rounded up to a multiple of it, to bound the number of shapes
-  # that are compiled; the mesh must divide it.
-  multiple: int
-  micro_rows: int  # The most rows in a micro-batch, a multiple of `multiple`.
-  mini_batches: int  # Updates a round.
-  aggregation: str  # A name in `AGGREGATIONS`.
+  train: ml_collections.ConfigDict  # `config.train`
   peer_average: str = 'joint'  # A name in `PEER_AVERAGES`.
   # Whether own rows of zero advantage have a gradient too, from a KL penalty or
   # an entropy bonus.
@@ -64,8 +61,9 @@ class Packer:
     average: rows of zero advantage (unless `keep_all`), of zero weight, or with
     every token masked.
     """
+    count = self.train.mini_batches
     mini_batch = {  # By prompt.
-      prompt: i * self.mini_batches // len(batch.order)
+      prompt: i * count // len(batch.order)
       for i, prompt in enumerate(batch.order)
     }
     return [
@@ -75,29 +73,25 @@ class Packer:
         [row for row in batch.peer if mini_batch[row.prompt] == m],
         m,
       )
-      for m in range(self.mini_batches)
+      for m in range(count)
     ]
 
   def _weigh_and_pack(self, prompt_ids, own, peer, m):
-    joint = self.peer_average == 'joint'
-    lengths = [_trained(row) for row in ((*own, *peer) if joint else own)]
-    own_weight = peer_weight = functools.partial(
-      AGGREGATIONS[self.aggregation],
-      rows=len(lengths),
-      tokens=sum(lengths),
-      longest=self.lengths['own'],
-    )
-    if not joint:
-      peer_weight = functools.partial(
-        PEER_AVERAGES[self.peer_average],
-        rows=len(peer),
-        prompts=len({row.prompt for row in (*own, *peer)}),
-      )
-    packed = {}
-    for name, rows, weight in (
-      ('own', own, own_weight),
-      ('peer', peer, peer_weight),
+    every, aggregate = [*own, *peer], AGGREGATIONS[self.train.aggregation]
+    average, packed = PEER_AVERAGES[self.peer_average], {}
+    # The rows to pack, the rows that they are averaged with, and the weight.
+    for name, rows, averaged, weight in (
+      ('own', own, own if average else every, aggregate),
+      ('peer', peer, peer if average else every, average or aggregate),
     ):
+      lengths = [_trained(row) for row in averaged]
+      weight = functools.partial(
+        weight,
+        rows=len(lengths),
+        tokens=sum(lengths),
+        longest=self.lengths['own'],
+        prompts=len({row.prompt for row in every}),
+      )
       live = [
         (row, weight(_trained(row)))
         for row in rows
@@ -122,15 +116,14 @@ class Packer:
 
       tokens_BS  0 5 6 7 8 0 0      valid_BS  0 1 1 1 1 1 0
 
-    Args:
-      prompt_ids: i32 token ids of every prompt of the round.
-      weighed: rows, and the averaging weight of the tokens of each.
-      length: T, response positions.
-      mini_batch: index of their mini-batch in the round.
+    `weighed` has rows and the averaging weight of the tokens of each, `length`
+    is T, and `mini_batch` the index of their mini-batch in the round.
     """
-    size = max(1, math.ceil(len(weighed) / self.multiple)) * self.multiple
-    if size > self.micro_rows:
-      size = math.ceil(size / self.micro_rows) * self.micro_rows
+    # Few different sizes, to bound the number of shapes that are compiled.
+    multiple, micro = self.train.row_multiple, self.train.micro_rows
+    size = max(1, math.ceil(len(weighed) / multiple)) * multiple
+    if size > micro:
+      size = math.ceil(size / micro) * micro
     arrays = {
       'tokens_BS': np.zeros((size, self.context + length), np.int32),
       'valid_BS': np.zeros((size, self.context + length), bool),
@@ -156,12 +149,11 @@ class Packer:
       arrays['chunk_BT'][b, :n] = row.chunk
       if self.reference and row.reference_logp is not None:
         arrays['reference_logp_BT'][b, :n] = row.reference_logp
-    micro = min(size, self.micro_rows)
+    micro = min(size, micro)
     return objectives.PackedRows(
       **{n: x.reshape(-1, micro, x.shape[1]) for n, x in arrays.items()}
     )
 
 
 def _trained(row: rows_lib.Row) -> int:
-  """How many of a row's tokens are trained on."""
   return int(np.count_nonzero(row.mask))

@@ -1,64 +1,81 @@
 """Connects the policies of this process with their peers, from the config."""
 
 from collections.abc import Collection, Mapping
-import dataclasses
 
 import ml_collections
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import records
+from mrl_jax.see import exchange
 from mrl_jax.see import in_process
 from mrl_jax.see import inbox
 from mrl_jax.see import journal
-from mrl_jax.see import node
 from mrl_jax.see import security
 from mrl_jax.thl import byte_tokenizer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Peers:
   """Where the policies of a run are, and what they share.
 
-  peers = peers.check(config, method.kinds, tokenizers)
+  places = peers.Peers(config, method.kinds, tokenizers)
   ...                                # Check the rest of the config.
-  node = peers.connect(run, folder)
+  node = places.connect(run, folder)
   """
 
-  config: ml_collections.ConfigDict
-  kinds: Collection[str]  # Of records that the run's method shares.
-  tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer]  # By policy.
-  network: security.Network  # Reaches policies that other processes train.
-  stored: Mapping[str, journal.Reader]  # Journals that replace policies.
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    kinds: Collection[str],
+    tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer],
+  ):
+    """Resolves and validates where each policy is.
+
+    The method shares records of these kinds; every policy has a tokenizer.
+    Raises InputError if an address or a journal cannot be used.
+    """
+    self._config, self._kinds, self._tokenizers = config, kinds, tokenizers
+    see, policies = config.see, config.policies
+    # Reaches policies that other processes train.
+    self.network = security.Network(
+      listen=see.listen,
+      addresses={n: p.address for n, p in policies.items() if p.address},
+      max_bytes=see.max_message_mib * 2**20,
+      allow_insecure=see.allow_insecure,
+      **see.tls,
+    )
+    self.network.check()
+    self._stored = {  # Journals that replace policies.
+      name: _open_journal(name, policy.journal, kinds, tokenizers[name])
+      for name, policy in policies.items()
+      if policy.journal
+    }
 
   @property
   def here(self) -> list[str]:
     """The policies that this process trains."""
-    elsewhere = {*self.network.addresses, *self.stored}
-    return [name for name in self.config.policies if name not in elsewhere]
+    elsewhere = {*self.network.addresses, *self._stored}
+    return [name for name in self._config.policies if name not in elsewhere]
 
   @property
   def journaled(self) -> frozenset[str]:
     """The kinds of records that this process writes to its journals."""
-    journaled = {'published': self.kinds, 'all': records.KINDS, 'none': ()}
-    return frozenset(journaled[self.config.see.journal])
+    journaled = {'published': self._kinds, 'all': records.KINDS, 'none': ()}
+    return frozenset(journaled[self._config.see.journal])
 
-  def connect(self, run: str, folder: str) -> node.Node:
+  def connect(self, run: str, folder: str) -> exchange.Node:
     """Builds the endpoints of this process's policies, and their transports.
 
     Policies of this process exchange records in memory. Those of other processes
     are reached over gRPC, which is imported only if there are any. Journals
     replace policies that nobody trains.
 
-    Args:
-      run: the fingerprint that all processes of the run have.
-      folder: where journals and received messages are written.
-
-    Raises:
-      InputError: the address to listen on cannot be used.
+    `run` is the fingerprint that all processes of the run have; journals and
+    received messages are written to `folder`. Raises InputError if the address
+    to listen on cannot be used.
     """
-    see = self.config.see
-    listens_to = config_lib.listens_to(self.config.policies)
+    see = self._config.see
+    listens_to = config_lib.listens_to(self._config.policies)
     limits = inbox.Limits(
       records=see.capacity_records,
       bytes=see.capacity_mib * 2**20,
@@ -70,9 +87,9 @@ class Peers:
       name: inbox.Peer(
         tokenizer=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
-        run=self.stored[name].about.run if name in self.stored else run,
+        run=self._stored[name].about.run if name in self._stored else run,
       )
-      for name, tokenizer in self.tokenizers.items()
+      for name, tokenizer in self._tokenizers.items()
     }
     inboxes = {
       name: inbox.Inbox(
@@ -88,56 +105,22 @@ class Peers:
         **known[name]._asdict(),
       )
       journals[name] = journal.Writer(
-        folder, about, self.tokenizers[name].to_json()
+        folder, about, self._tokenizers[name].to_json()
       )
     transports = [
       in_process.Transport(inboxes),
-      journal.Transport(inboxes, self.stored, self.kinds),
+      journal.Transport(inboxes, self._stored, self._kinds),
     ]
-    if self.network.addresses and self.kinds:  # Without kinds nothing is sent.
+    if self.network.addresses and self._kinds:  # Without kinds nothing is sent.
       from mrl_jax.see import rpc
 
       transports.append(
         rpc.Transport(inboxes, self.network, listens_to, limits, run, folder)
       )
-    return node.Node(inboxes, transports, self.kinds, journals)
-
-
-def check(
-  config: ml_collections.ConfigDict,
-  kinds: Collection[str],
-  tokenizers: Mapping[str, byte_tokenizer.ByteTokenizer],
-) -> Peers:
-  """Resolves and validates where each policy is.
-
-  Raises:
-    InputError: an address or a journal cannot be used.
-  """
-  see, policies = config.see, config.policies
-  network = security.Network(
-    listen=see.listen,
-    addresses={n: p.address for n, p in policies.items() if p.address},
-    max_bytes=see.max_message_mib * 2**20,
-    allow_insecure=see.allow_insecure,
-    **see.tls,
-  )
-  network.check()
-  stored = {
-    name: _open_journal(name, policy.journal, kinds, tokenizers[name])
-    for name, policy in policies.items()
-    if policy.journal
-  }
-  return Peers(
-    config=config,
-    kinds=kinds,
-    tokenizers=tokenizers,
-    network=network,
-    stored=stored,
-  )
+    return exchange.Node(inboxes, transports, self._kinds, journals)
 
 
 def _open_journal(policy, path, kinds, tokenizer) -> journal.Reader:
-  """Opens a journal, and requires that it can replace the policy."""
   reader = journal.Reader(path, policy)
   key, about = f'policies.{policy}.journal', reader.about
   missing = {*kinds} - {*about.kinds}

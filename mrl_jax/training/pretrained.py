@@ -93,7 +93,6 @@ def read(
 
 
 def _import(worker, path, console) -> nnx.State:
-  """Reads a policy's pretrained model with a progress bar."""
   total = hf_weights.num_bytes(hugging_face.weights_folder(path))
   began = time.monotonic()
   columns = (

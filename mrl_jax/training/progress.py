@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Mapping
-import dataclasses
 
 import jax
 import msgspec
@@ -13,25 +12,18 @@ from mrl_jax.training import job as job_lib
 from mrl_jax.update import checkpoint
 
 
-@dataclasses.dataclass(kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, kw_only=True):
   """Results of a run so far."""
 
   rounds: int = 0  # Done.
   seconds: float = 0.0  # Over all the times that the run was started.
   # Held-out accuracy by rounds done, policy and family.
-  accuracy: dict[int, dict[str, dict[str, float]]] = dataclasses.field(
-    default_factory=dict
-  )
+  accuracy: dict[int, dict[str, dict[str, float]]] = {}
   # What THL could not carry, by 'sender->receiver'.
-  residuals: dict[str, transfer.Residual] = dataclasses.field(
-    default_factory=dict
-  )
+  residuals: dict[str, transfer.Residual] = {}
   # Batch accuracies of the last rounds, by the policy that remembers and the
   # policy that they are of; see `hacpo.remember_accuracies`.
-  accuracies: dict[str, dict[str, list[float]]] = dataclasses.field(
-    default_factory=dict
-  )
+  accuracies: dict[str, dict[str, list[float]]] = {}
 
   def add_residuals(
     self, receiver: str, by_sender: Mapping[str, transfer.Residual]

@@ -113,7 +113,6 @@ def _mismatch(sums) -> workdir.Ratios:
 
 
 def _ess_fraction(sums, of='') -> float:
-  """Effective sample size of the ratios, over the number of tokens."""
   squares = sums[f'ratio_square{of}'] * sums['tokens']
   return sums[f'ratio{of}'] ** 2 / squares if squares else 0.0
 

@@ -43,11 +43,11 @@ def run(
       console.print(f'warm start of {name}: taken from {path}', markup=False)
       worker.start_from(params)
   totals = dict.fromkeys(trainers, steps)
-  with display.Live(console, 'warm start', totals) as live:
+  with display.live(console, 'warm start', totals) as advance:
     for _ in range(steps):
       losses = {name: trainer.step() for name, (trainer, _) in trainers.items()}
       for name, loss in losses.items():
-        live.advance(name, f'loss {float(loss):.3f}')
+        advance(name, f'loss {float(loss):.3f}')
   for name, (trainer, path) in trainers.items():
     checkpoint.save_params(path, trainer.state.params)
     workers[name].start_from(trainer.state.params)
@@ -153,8 +153,8 @@ def cache_name(
     'shapes': [
       packer.context,
       packer.lengths['own'],
-      packer.multiple,
-      packer.micro_rows,
+      config.train.row_multiple,
+      config.train.micro_rows,
       config.train.logit_chunk,
     ],
     'mesh': dict(mesh.shape),

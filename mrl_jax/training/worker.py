@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from flax import nnx
 import jax
+import ml_collections
 import numpy as np
 
 from mrl_jax import records
@@ -30,9 +31,8 @@ class Sampling(NamedTuple):
   """Completions that a device is working on."""
 
   prompts: Sequence[records.Prompt]
-  parts: Sequence[
-    sampler.Samples
-  ]  # Of `size` prompts each; the last is padded.
+  # Of `size` prompts each; the last is padded.
+  parts: Sequence[sampler.Samples]
   size: int
   per_prompt: int  # G, samples a prompt.
   temperature: float
@@ -55,20 +55,18 @@ class Worker:
   objectives: Mapping[str, objectives_lib.Objective]
   packer: packing.Packer
   key: jax.Array  # The random key of all sampling.
-  logit_chunk: int  # Tokens whose logits are in memory at once.
-  sample_batch: int = 0  # Prompts sampled at a time; 0 is all of a round.
-  mask_truncated: bool = False  # Whether to mask responses that were cut off.
+  config: ml_collections.ConfigDict  # Of the run.
 
   def __post_init__(self):
     self.key, self._init_key = jax.random.split(self.key)
     self.state = self.spec.abstract()
-    model, mesh = self.spec.model, self.spec.mesh
+    model, chunk = self.spec.model, self.config.train.logit_chunk
     self._cast = jax.jit(functools.partial(decoder_lib.cast, dtype=model.dtype))
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
-    self._samplers = {}
-    self._update = update.build(self.spec, self.objectives, self.logit_chunk)
-    self._score = update.build_scorer(model, mesh, self.logit_chunk)
+    self._sampler = functools.cache(self._build_sampler)
+    self._update = update.build(self.spec, self.objectives, chunk)
+    self._score = update.build_scorer(model, self.spec.mesh, chunk)
 
   def freeze(self, params: nnx.State) -> None:
     """Sets the base weights that stay as they are under LoRA adapters."""
@@ -101,7 +99,7 @@ class Worker:
     Prompts are completed a part at a time; how they are parted does not change
     the completions. At temperature 0 decoding is greedy.
     """
-    size = self.sample_batch or len(prompts)
+    size = self.config.sample.batch or len(prompts)
     draw = self._sampler(per_prompt, greedy=temperature == 0)
     params = self._to_decode(self.state.params)
     parts = []
@@ -144,6 +142,7 @@ class Worker:
     samples = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
     tokenizer, rollouts = self.policy.tokenizer, []
     version, now = int(self.state.step), time.time()
+    mask_truncated = self.config.train.mask_truncated
     for row in range(len(prompts) * per_prompt):
       p, g = divmod(row, per_prompt)
       n, stopped = samples.length_B[row], bool(samples.stopped_B[row])
@@ -166,7 +165,7 @@ class Worker:
           byte_lengths=tokenizer.byte_length_V[ids],
           sampling_logp=samples.sampling_logp_BT[row, :n],
           policy_logp=samples.policy_logp_BT[row, :n],
-          mask=np.full(n, stopped or not self.mask_truncated),
+          mask=np.full(n, stopped or not mask_truncated),
           temperature=sampling.temperature,
           reward=0.0,  # Until it is judged.
           verdict='unparsable',
@@ -233,14 +232,12 @@ class Worker:
       ]
     )
 
-  def _sampler(self, per_prompt, greedy):
-    if (per_prompt, greedy) not in self._samplers:
-      self._samplers[per_prompt, greedy] = sampler.build(
-        self.spec.model,
-        self.spec.mesh,
-        samples=per_prompt,
-        length=self.packer.lengths['own'],
-        stop_ids=self.policy.tokenizer.stop_ids,
-        greedy=greedy,
-      )
-    return self._samplers[per_prompt, greedy]
+  def _build_sampler(self, per_prompt, greedy):
+    return sampler.build(
+      self.spec.model,
+      self.spec.mesh,
+      samples=per_prompt,
+      length=self.packer.lengths['own'],
+      stop_ids=self.policy.tokenizer.stop_ids,
+      greedy=greedy,
+    )

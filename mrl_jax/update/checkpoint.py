@@ -70,16 +70,11 @@ class Checkpoints:
 
 
 def read_params(folder: str, rounds: int | None, name: str, like):
-  """Reads a policy's parameters from the checkpoint after `rounds` rounds.
+  """Reads the parameters of the policy `name`, with the sharding of `like`.
 
-  Args:
-    folder: the folder of the checkpoints of a run, which may still be going on.
-    rounds: None is the newest.
-    name: the policy's name.
-    like: shapes and shardings of the parameters.
-
-  Returns the parameters, and the rounds of their checkpoint. Raises InputError
-  if there is no such checkpoint.
+  They are from the checkpoint after `rounds` rounds, or the newest, of a run that
+  may still be going on. Returns them, and the rounds of their checkpoint. Raises
+  InputError if there is no such checkpoint.
   """
   options = ocp.CheckpointManagerOptions(
     read_only=True, create=False, save_interval_steps=0, step_prefix='round'

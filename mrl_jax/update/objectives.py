@@ -55,21 +55,18 @@ class Objective(NamedTuple):
 def own(settings, ratio: str) -> Objective:
   """GRPO or GSPO on own rows, less the KL penalty, plus the entropy bonus.
 
-  Args:
-    settings: `config.method`.
-    ratio: 'token', or 'sequence' for GSPO's ratios of whole responses.
+  `ratio` is 'token', or 'sequence' for GSPO's ratios of whole responses.
   """
 
   def objective(scores, rows):
     logp_BT = scores.logp_BT
+    token_BT = jnp.exp(logp_BT - rows.old_logp_BT)
     if ratio == 'sequence':
       ratio_BT = gspo.sequence_ratio(logp_BT, rows.old_logp_BT, rows.mask_BT)
-    else:
-      ratio_BT = jnp.exp(logp_BT - rows.old_logp_BT)
-    objective_BT, statistics = _clipped(ratio_BT, rows, settings)
-    if ratio == 'sequence':
-      token_BT = jnp.exp(logp_BT - rows.old_logp_BT)
+      objective_BT, statistics = _clipped(ratio_BT, rows, settings)
       statistics |= _ratios(token_BT, rows, '_of_tokens')
+    else:
+      objective_BT, statistics = _clipped(token_BT, rows, settings)
     if settings.kl_weight:
       kl_BT = kl.estimate(logp_BT, rows.reference_logp_BT, settings.kl_form)
       objective_BT -= settings.kl_weight * kl_BT
@@ -81,75 +78,60 @@ def own(settings, ratio: str) -> Objective:
   return Objective(objective, reads_entropy=settings.entropy_weight > 0)
 
 
-def peer_ratio(settings) -> Objective:
+# Objectives on peers' rows, for `algorithms.HOW`: functions of `config.method`
+# and of what `Objective.function` maps.
+
+
+def peer_ratio(settings, scores, rows):
   """PRP on peers' rows: truncated ratios of chunks."""
-
-  def objective(scores, rows):
-    ratio_BT = prp.chunk_ratio(
-      scores.logp_BT, rows.old_logp_BT, rows.chunk_BT, settings.prp.max_ratio
-    )
-    # A truncated ratio has the value of its bound, up to rounding.
-    truncated_BT = ratio_BT >= settings.prp.max_ratio * (1 - 1e-6)
-    objective_BT, statistics = _clipped(ratio_BT, rows, settings)
-    statistics['truncated'] = _total(truncated_BT, rows)
-    return objective_BT, statistics
-
-  return Objective(objective)
+  most = settings.prp.max_ratio
+  ratio_BT = prp.chunk_ratio(
+    scores.logp_BT, rows.old_logp_BT, rows.chunk_BT, most
+  )
+  # A truncated ratio has the value of its bound, up to rounding.
+  truncated_BT = ratio_BT >= most * (1 - 1e-6)
+  objective_BT, statistics = _clipped(ratio_BT, rows, settings)
+  statistics['truncated'] = _total(truncated_BT, rows)
+  return objective_BT, statistics
 
 
-def grafted(settings) -> Objective:
+def grafted(settings, scores, rows):
   """GRAFT on peers' rows: GRPO's surrogate of token ratios."""
-
-  def objective(scores, rows):
-    return _clipped(jnp.exp(scores.logp_BT - rows.old_logp_BT), rows, settings)
-
-  return Objective(objective)
+  return _clipped(jnp.exp(scores.logp_BT - rows.old_logp_BT), rows, settings)
 
 
-def stepwise(settings) -> Objective:
+def stepwise(settings, scores, rows):
   """HACPO on peers' rows: ratios of whole responses, clipped stepwise."""
   bounds = settings.hacpo
-
-  def objective(scores, rows):
-    ratio_BT = gspo.sequence_ratio(
-      scores.logp_BT, rows.old_logp_BT, rows.mask_BT, _MAX_LOG_RATIO
+  ratio_BT = gspo.sequence_ratio(
+    scores.logp_BT, rows.old_logp_BT, rows.mask_BT, _MAX_LOG_RATIO
+  )
+  low_B1, high = jnp.full_like(rows.advantage_B1, -jnp.inf), jnp.inf
+  if bounds.clip:
+    high = 1.0
+    low_B1 = hacpo.lower_bound(
+      bounds.delta, bounds.delta_step, rows.mini_batch_B1
     )
-    low_B1, high = jnp.full_like(rows.advantage_B1, -jnp.inf), jnp.inf
-    if bounds.clip:
-      high = 1.0
-      low_B1 = hacpo.lower_bound(
-        bounds.delta, bounds.delta_step, rows.mini_batch_B1
-      )
-    objective_BT = hacpo.stepwise_surrogate(
-      ratio_BT, rows.advantage_B1, low_B1, high, bounds.alpha
-    )
-    clipped_BT = (ratio_BT < low_B1) | (ratio_BT > high)
-    return objective_BT, _of_ratios(ratio_BT, clipped_BT, rows)
-
-  return Objective(objective)
+  objective_BT = hacpo.stepwise_surrogate(
+    ratio_BT, rows.advantage_B1, low_B1, high, bounds.alpha
+  )
+  clipped_BT = (ratio_BT < low_B1) | (ratio_BT > high)
+  return objective_BT, _of_ratios(ratio_BT, clipped_BT, rows)
 
 
-def shaped(settings) -> Objective:
+def shaped(settings, scores, rows):
   """LUFFY on peers' rows."""
-
-  def objective(scores, rows):
-    objective_BT = luffy.shaped(
-      scores.logp_BT, rows.advantage_B1, settings.luffy.gamma
-    )
-    return objective_BT, {'tokens': _total(rows.mask_BT, rows)}
-
-  return Objective(objective)
+  objective_BT = luffy.shaped(
+    scores.logp_BT, rows.advantage_B1, settings.luffy.gamma
+  )
+  return objective_BT, {'tokens': _total(rows.mask_BT, rows)}
 
 
-def nll(settings) -> Objective:
+def nll(settings, scores, rows):
   """SGT on peers' successes: their log-likelihood."""
   del settings
-
-  def objective(scores, rows):
-    logp = _total(scores.logp_BT, rows)
-    return scores.logp_BT, {'tokens': _total(rows.mask_BT, rows), 'logp': logp}
-
-  return Objective(objective)
+  logp = _total(scores.logp_BT, rows)
+  return scores.logp_BT, {'tokens': _total(rows.mask_BT, rows), 'logp': logp}
 
 
 # Supervised training: the log-likelihood of the rows.
@@ -157,7 +139,6 @@ LOG_LIKELIHOOD = Objective(lambda scores, rows: (scores.logp_BT, {}))
 
 
 def _clipped(ratio_BT, rows, settings):
-  """The clipped surrogate, and statistics of its ratios."""
   clip = (settings.clip_low, settings.clip_high)
   objective_BT = grpo.clipped_surrogate(
     ratio_BT, rows.advantage_B1, *clip, settings.dual_clip

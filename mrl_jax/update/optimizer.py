@@ -9,9 +9,7 @@ import optax
 def build(config, steps: int) -> optax.GradientTransformation:
   """An optimizer behind a global-norm clip: linear warm-up, then cosine decay.
 
-  Args:
-    config: `config.train.optimizer`, or that of the warm start.
-    steps: updates in the whole run, at least 1; the decay ends with them.
+  The decay ends with the `steps` updates of the whole run, at least 1.
   """
   warmup = min(config.warmup_steps, steps - 1)
   rate = optax.warmup_cosine_decay_schedule(
@@ -55,15 +53,9 @@ def places(
 ):
   """The sharding of each leaf of `optimizer.init(params)`; allocates nothing.
 
-  Args:
-    optimizer: an optimizer whose state holds trees like `params`, or subtrees.
-    params: arrays, or their shapes.
-    param_places: the sharding of each parameter, in the same structure.
-    other: the sharding of all other leaves: counts, and sums over axes.
-
-  Returns:
-    Shardings in the structure of the state. A leaf has the sharding of the
-    parameter whose path ends its own path, if the two have the same shape.
+  A leaf has the sharding, in `param_places`, of the parameter whose path ends its
+  own path, if the two have the same shape: the state holds trees like `params`,
+  or subtrees. All other leaves, counts and sums over axes, have `other`.
   """
   of_params = {
     path: (param.shape, place)

@@ -29,15 +29,10 @@ def build(
   the parts add up rather than multiply. With one part the update is that of
   this part, bit for bit, whatever other objectives there are.
 
-  Args:
-    spec: of the state.
-    objectives: what to maximise on each part, by the part's name.
-    logit_chunk: tokens whose logits are in memory at once.
-
-  Returns:
-    A function of a `TrainState`, which it consumes; of each part's `PackedRows`
-    in stacked micro-batches; and of the frozen parameters under adapters. Its
-    statistics are those of the objectives, by 'part/name', with 'grad_norm'.
+  It consumes the `TrainState`. `parts` has `PackedRows` in stacked micro-batches
+  by the names of `objectives`, and `frozen` the parameters under adapters.
+  Statistics are those of the objectives, by 'part/name', with 'grad_norm'. The
+  logits of `logit_chunk` tokens are in memory at once.
   """
   gradients = {
     name: build_gradient(spec.model, spec.mesh, objective, logit_chunk)

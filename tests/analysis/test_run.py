@@ -42,6 +42,15 @@ def test_seconds_outside_the_phases_of_all_rounds_are_the_start(tmp_path):
   assert 'start' not in run_lib.read(tmp_path).phases()
 
 
+def test_the_seconds_of_a_round_are_the_median_of_those_known(tmp_path):
+  times = [9.0, 1.0, None, 2.0]
+  rows = [
+    workdirs.row(r, 'llama', timing=workdir.Timing(seconds=seconds))
+    for r, seconds in enumerate(times)
+  ]
+  assert read(tmp_path, rows=rows).round_seconds == 2
+
+
 def test_totals_are_the_same_with_and_without_a_summary(tmp_path):
   timing = workdir.Timing(elapsed=26, waited={'llama': 0.25, 'gemma': 0.25})
   whole = read(tmp_path, timing=timing)
@@ -51,11 +60,11 @@ def test_totals_are_the_same_with_and_without_a_summary(tmp_path):
   assert whole.fates()['gemma->llama']['rollout']['used'] == 28
   assert summed.fates() == whole.fates()
   assert summed.seconds == whole.seconds == 26
-  assert summed.waited()['gemma->llama'] == 1
-  assert whole.waited() == {}
-  assert summed.residuals()['gemma->llama'].segmentation_error == 0.25
-  assert [*map(dataclasses.asdict, summed.residuals().values())] == [
-    *map(dataclasses.asdict, whole.residuals().values())
+  assert summed.totals.timing.waited['gemma->llama'] == 1
+  assert whole.totals.timing.waited == {}
+  assert summed.totals.residuals['gemma->llama'].segmentation_error == 0.25
+  assert [*map(dataclasses.asdict, summed.totals.residuals.values())] == [
+    *map(dataclasses.asdict, whole.totals.residuals.values())
   ]
 
 

@@ -233,7 +233,7 @@ def write_families(out, seed, after):
   policies = {
     policy: workdir.PolicySummary(
       workdir.BeforeAfter(0.25, 0.5),
-      workdir.FamiliesBeforeAfter(before, {'all': 0.9, **accuracies}),
+      workdir.BeforeAfter(before, {'all': 0.9, **accuracies}),
     )
     for policy, accuracies in after.items()
   }

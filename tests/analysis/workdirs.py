@@ -100,7 +100,7 @@ def summary(
     'policies': {
       name: workdir.PolicySummary(
         workdir.BeforeAfter(before, accuracy),
-        workdir.FamiliesBeforeAfter(
+        workdir.BeforeAfter(
           dict.fromkeys(('all', *FAMILIES), before),
           dict.fromkeys(('all', *FAMILIES), accuracy),
         ),

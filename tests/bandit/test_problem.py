@@ -52,7 +52,7 @@ def test_scores_have_mean_0_and_grad_j_is_the_gradient_of_p():
     ({'pi_K': [0.5, 0.5, 0.5]}, 'pi_K'),
     ({'mu_K': [1.5, -0.5, 0.0]}, 'mu_K'),
     ({'mu_K': [np.nan, 0.5, 0.5]}, 'mu_K'),
-    ({'pi_K': [0.5, 0.5]}, 'shape'),
+    ({'pi_K': [0.5, 0.5]}, 'must be 3 probabilities'),
     ({'reward_K': [0, 0, 0]}, 'contains 0 and 1'),
     ({'reward_K': [1, 1, 1]}, 'contains 0 and 1'),
     ({'reward_K': [1, 0, 0.5]}, 'nothing else'),
@@ -83,7 +83,7 @@ def test_replace_changes_success_rates_and_keeps_conditional_policies():
   np.testing.assert_allclose(problem.pi_K, [0.05, 0.05, 0.9])
   np.testing.assert_allclose(problem.mu_K, [0.6, 0.3, 0.1])
   assert (problem.own_samples, problem.peer_samples) == (7, 3)
-  with pytest.raises(checks.InputError, match='either never succeeds or'):
+  with pytest.raises(checks.InputError, match='sometimes succeeds and'):
     example(pi_K=[0, 0.5, 0.5]).replace(p=0.1)
   with pytest.raises(checks.InputError, match='from 0 to 1'):
     example().replace(q=1.1)

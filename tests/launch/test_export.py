@@ -13,12 +13,13 @@ from tests import runs
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run(*flags):
+def run(*flags, **environment):
   return subprocess.run(
     [sys.executable, os.fspath(ROOT / 'launch' / 'export.py'), *flags],
     capture_output=True,
     text=True,
     check=False,
+    env={**os.environ, **environment},
   )
 
 
@@ -33,14 +34,17 @@ def test_a_policy_of_a_finished_run_is_exported(tmp_path):
   assert {'model.safetensors', 'tokenizer.json'} <= {*os.listdir(out)}
 
 
+def test_a_stray_argument_is_refused_before_jax_is_imported(tmp_path):
+  (tmp_path / 'jax.py').write_text('raise ImportError("too early")')
+  flags = ('--checkpoint=x', '--policy=llama', '--out=y', 'llama')
+  done = run(*flags, PYTHONPATH=os.fspath(tmp_path))
+  assert done.stderr == "not a flag: 'llama'\n"
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (('--checkpoint=x',), 'Flag --policy must have a value'),
-    (
-      ('--checkpoint=x', '--policy=llama', '--out=y', 'llama'),
-      "not a flag: 'llama'",
-    ),
     (
       ('--checkpoint=/nowhere', '--policy=llama', '--out=x'),
       '/nowhere is not the work dir of a run',

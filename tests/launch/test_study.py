@@ -78,6 +78,7 @@ def console():
     (['--methods=grpo', '--config.seed=3'], 'set seeds with --seeds'),
     (['--methods=grpo', 'prp'], "not a flag: 'prp'"),
     (['--arm=grpo train.rounds=3'], 'is not LABEL=FILE KEY=VALUE'),
+    (['--arm="a=grpo'], 'No closing quotation'),
     (['--arm=../a=grpo'], "'../a' cannot be the label"),
     (['--arm=cache=grpo'], "'cache' cannot be the label"),
     (['--arm=short=grpo train.rouns=3'], 'Did you mean "rounds"'),
@@ -95,40 +96,48 @@ def test_a_mistake_is_reported_before_anything_runs(
   assert not out.exists()
 
 
+def config(label, arms, seed):
+  return command.config(label, [*arms[label], f'--config.seed={seed}'])
+
+
 def test_an_arm_is_a_file_with_changes(tmp_path):
-  grpo, mine = command.arms(
+  arms = command.arms(
     ['grpo'],
     ["mine=prp train.rounds=9 policies.llama.template='{prompt} = '"],
     ['--config.train.rounds=7', '-config.thl.max_tokens=5'],
+    tmp_path,
   )
-  assert grpo.config(3, tmp_path)['train.rounds'] == 7
-  config = mine.config(3, tmp_path)
-  assert config['method.name'] == 'prp'
-  assert config['train.rounds'] == 9
-  assert config['thl.max_tokens'] == 5
-  assert config['policies.llama.template'] == '{prompt} = '
-  assert config['seed'] == 3
-  assert config['cache_dir'] == os.fspath(tmp_path / 'cache')
+  assert config('grpo', arms, 3)['train.rounds'] == 7
+  of_mine = config('mine', arms, 3)
+  assert of_mine['method.name'] == 'prp'
+  assert of_mine['train.rounds'] == 9
+  assert of_mine['thl.max_tokens'] == 5
+  assert of_mine['policies.llama.template'] == '{prompt} = '
+  assert of_mine['seed'] == 3
+  assert of_mine['cache_dir'] == os.fspath(tmp_path / 'cache')
 
 
 def test_complete_runs_are_not_made_again(tmp_path):
-  found = command.arms(['grpo', 'prp'], [], ['--config.train.rounds=2'])
-  for arm, seed in itertools.product(found, (0, 1)):
-    folder = tmp_path / arm.label / f'seed-{seed}'
-    workdirs.write(folder, rounds=2, config=arm.config(seed, tmp_path))
+  arms = command.arms(
+    ['grpo', 'prp'], [], ['--config.train.rounds=2'], tmp_path
+  )
+  for arm, seed in itertools.product(arms, (0, 1)):
+    folder = tmp_path / arm / f'seed-{seed}'
+    workdirs.write(folder, rounds=2, config=config(arm, arms, seed))
   (tmp_path / 'prp' / 'seed-0' / 'summary.json').unlink()
 
-  def todo(found, seeds):
-    jobs = command.jobs(found, seeds, tmp_path)
+  def todo(arms, seeds):
+    jobs = command.jobs(arms, seeds, tmp_path)
     return [(job.arm, job.seed) for job in jobs]
 
-  assert todo(found, [0, 1]) == [('prp', 0)]
+  assert todo(arms, [0, 1]) == [('prp', 0)]
   # Seed by seed, so that a part of a study compares all arms.
-  assert todo(found, [2, 3]) == [
+  assert todo(arms, [2, 3]) == [
     ('grpo', 2), ('prp', 2), ('grpo', 3), ('prp', 3)
   ]  # fmt: skip
   for flags in (['train.rounds=3'], ['train.rounds=2', 'train.prompts=64']):
-    other = command.arms(['grpo'], [], [f'--config.{flag}' for flag in flags])
+    overrides = [f'--config.{flag}' for flag in flags]
+    other = command.arms(['grpo'], [], overrides, tmp_path)
     assert todo(other, [0]) == [('grpo', 0)]
 
 
@@ -280,9 +289,9 @@ def test_a_study_from_its_command_to_its_figures(tmp_path):
     assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
   # Asked again, it makes only what is not complete, and shows why that fails.
   shutil.rmtree(tmp_path / 'grpo' / 'seed-0')
-  (arm,) = command.arms(['grpo'], [], SMALL)
-  config = {**arm.config(0, tmp_path), 'train.prompts': 64}
-  workdirs.write(tmp_path / 'grpo' / 'seed-0', rounds=2, config=config)
+  arms = command.arms(['grpo'], [], SMALL, tmp_path)
+  changed = {**config('grpo', arms, 0), 'train.prompts': 64}
+  workdirs.write(tmp_path / 'grpo' / 'seed-0', rounds=2, config=changed)
   process = start(*flags)
   out, error = process.communicate(timeout=600)
   assert process.returncode == 1

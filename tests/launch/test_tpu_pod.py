@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from absl import logging
 from absl.testing import flagsaver
 import jax
 import orbax.checkpoint as ocp
@@ -15,6 +16,7 @@ import pytest
 
 from launch import tpu_pod
 from mrl_jax import workdir as workdir_lib
+from mrl_jax.analysis.report import page
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from tests import exchanges
@@ -94,19 +96,19 @@ def launch(monkeypatch):
   return launch
 
 
-@pytest.mark.parametrize(
-  ('flag', 'message'),
-  [
-    ('--config.train.rounds=0', 'train.rounds = 0; it must be at least 1'),
-    ('rounds=3', "not a flag: 'rounds=3'"),
-  ],
-)
-def test_a_mistake_ends_the_command_with_a_message(
-  launch, tmp_path, flag, message
-):
+def test_a_mistake_ends_the_command_with_a_message(launch, tmp_path):
+  message = 'train.rounds = 0; it must be at least 1'
   with pytest.raises(SystemExit, match=message):
-    launch(flag, f'--workdir={tmp_path / "run"}')
+    launch('--config.train.rounds=0', f'--workdir={tmp_path / "run"}')
   assert not (tmp_path / 'run').exists()
+
+
+def test_a_stray_argument_is_refused_before_jax_is_imported(
+  launch, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, 'jax', None)
+  with pytest.raises(SystemExit, match="not a flag: 'rounds=3'"):
+    launch('rounds=3')
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,24 @@ def test_a_run_that_stops_early_has_a_report(
     launch(f'--workdir={tmp_path / "run"}')
   assert f'Report: {tmp_path}/run/report.html' in capsys.readouterr().out
   assert (tmp_path / 'run' / 'report.html').exists()
+
+
+def test_a_failing_report_does_not_replace_the_error_of_the_run(
+  launch, tmp_path, monkeypatch, caplog
+):
+  def fail(*_):
+    raise FloatingPointError('nan')
+
+  def no_report(*_):
+    raise OSError('the disk is full')
+
+  monkeypatch.setattr(job_lib, 'build', lambda *_: None)
+  monkeypatch.setattr(loop, 'run', fail)
+  monkeypatch.setattr(page, 'write', no_report)
+  logging.use_absl_handler()
+  with pytest.raises(FloatingPointError, match='nan'):
+    launch(f'--workdir={tmp_path / "run"}')
+  assert 'the disk is full' in caplog.text
 
 
 def test_the_report_of_a_finished_run():

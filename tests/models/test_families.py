@@ -70,6 +70,27 @@ def test_configs_of_transformers_4_and_5_are_read_alike(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  ('fields', 'expected'),
+  [
+    # 0.1 ln 40 + 1, and with a scale of 0.7 below: / (0.07 ln 40 + 1).
+    ({}, {'high': 32.0, 'amplitude': 1.3688879}),
+    ({'mscale': 1.0, 'mscale_all_dim': 0.7}, {'amplitude': 1.0879546}),
+    ({'attention_factor': 0.9, 'beta_fast': 16.0}, {'high': 16.0}),
+    ({'attention_factor': 0.9, 'beta_slow': 2.0}, {'low': 2.0}),
+    ({'attention_factor': 0.9}, {'low': 1.0, 'amplitude': 0.9}),
+  ],
+)
+def test_the_ramp_and_the_amplitude_of_yarn_are_read(
+  tmp_path, fields, expected
+):
+  yarn = {'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 40.0, **fields}
+  yarn['original_max_position_embeddings'] = 64
+  model = read(tmp_path, model_type='qwen2', rope_parameters=yarn)
+  rope = vars(model.layers[0].rope)
+  assert {name: rope[name] for name in expected} == pytest.approx(expected)
+
+
 def test_the_head_size_is_by_default_a_share_of_the_model_size(tmp_path):
   assert read(tmp_path, model_type='qwen3', head_dim=20).head_dim == 20
   assert read(tmp_path, model_type='qwen2').head_dim == 8

@@ -36,7 +36,7 @@ def test_llama3_keeps_high_frequencies():
   )
 
 
-def test_yarn_has_a_ramp_over_dimensions():
+def test_yarn_has_a_ramp_over_pairs_of_dimensions():
   # Pair 1 makes 10 turns and pair 3 a tenth of one; pair 2 is half way.
   scaled = Rope(
     scaling='yarn',

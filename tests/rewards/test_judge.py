@@ -27,7 +27,7 @@ def completion(payload, finish='stop', prompt=GOLD):
 @contextlib.contextmanager
 def judging(verifier='exact', **rewards):
   made = config(verifier, **rewards)
-  with contextlib.closing(judge_lib.verifier(made.reward)) as shared:
+  with contextlib.closing(judge_lib.VERIFIERS[verifier](made.reward)) as shared:
     yield judge_lib.build(made, shared)
 
 

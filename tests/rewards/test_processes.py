@@ -135,18 +135,20 @@ def test_closing_kills_all_processes_and_is_final():
     pool.map([('count',)])
 
 
-def test_an_interruption_leaves_no_stale_reply(pool):
+def test_an_interruption_waits_for_no_reply_and_leaves_none(pool):
   def interrupt(*_):
     raise KeyboardInterrupt
 
   before = signal.signal(signal.SIGALRM, interrupt)
+  began = time.monotonic()
   try:
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     with pytest.raises(KeyboardInterrupt):
-      pool.map([('nap', 'xxx')])
+      pool.map([('nap', 'xxx'), ('sleep',)])
   finally:
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+  assert time.monotonic() - began < 5.0
   # A stale reply would come during the second nap.
   assert pool.map([('count', 'x'), ('nap', 'xx')]) == ['1', '2']
 

@@ -206,7 +206,9 @@ def test_unsound_records_are_refused_and_the_rest_goes_on(connect, caplog):
     ],
     1,
   )
-  assert "'other', where its tokenizer is 'fingerprint'" in caplog.text
+  assert "refused a rollout of a: tokenizer Header(run='run'" in caplog.text
+  assert "tokenizer='other'" in caplog.text
+  assert f'expected round 0 and {exchanges.PEER}' in caplog.text
   assert fates(pair)['used'] == 1
 
 

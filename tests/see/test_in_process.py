@@ -14,7 +14,7 @@ def test_records_are_delivered_at_once_and_not_copied():
   outlet = in_process.Outlet('a', inbox)
   (sent,) = exchanges.rollouts(3)
   outlet.send(3, [sent])
-  assert inbox.last_round('a') == 3
+  assert inbox.finished['a'] == 3
   (received,) = inbox.collect(3, exchanges.KINDS)
   assert received is sent
   assert (outlet.ledger, outlet.state()) == (None, b'')

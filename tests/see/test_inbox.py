@@ -126,7 +126,7 @@ def test_a_peer_has_finished_the_rounds_before_the_one_it_sends():
   deliver(inbox, 2, last=False)
   with soon():
     assert inbox.collect(1, KINDS) == []
-  assert inbox.last_round('a') == 1
+  assert inbox.finished['a'] == 1
 
 
 def test_a_round_ends_with_its_last_message(clock):
@@ -351,9 +351,9 @@ def test_messages_are_known_until_they_are_forgotten():
   for round in range(3):
     inbox.deliver('a', round, [], message=f'm{round}')
   again.restore(inbox.state())
-  assert again.has_message('m0')
+  assert 'm0' in again.messages
   again.forget_messages(1)
-  known = [again.has_message(f'm{n}') for n in range(4)]
+  known = [f'm{n}' in again.messages for n in range(4)]
   assert known == [False, True, True, False]
 
 
@@ -371,7 +371,7 @@ def test_peers_may_come_and_go_between_states():
     deliver(inbox, 3, policy=policy)
   again = queue('ad', wait_s=exchanges.AGES_S)
   again.restore(inbox.state())
-  assert (again.last_round('a'), again.last_round('d')) == (3, -1)
+  assert (again.finished['a'], again.finished['d']) == (3, -1)
   deliver(again, 3, policy='d')
   received = again.collect(3, KINDS)
   assert [r.header.policy for r in received] == ['a', 'c', 'd']
@@ -382,9 +382,9 @@ def test_peers_may_come_and_go_between_states():
 
 def test_bytes_that_are_no_record_are_refused_and_the_rest_goes_on():
   inbox = queue()
-  inbox.deliver_encoded('a', 0, [b'\xc1'], last=False)
-  assert inbox.last_round('a') == -1
-  inbox.deliver_encoded('a', 0, [wire.encode(examples.rollout())])
+  inbox.deliver('a', 0, [b'\xc1'], last=False)
+  assert inbox.finished['a'] == -1
+  inbox.deliver('a', 0, [wire.encode(examples.rollout())])
   assert len(inbox.collect(0, KINDS)) == 1
   assert inbox.ledger.refusals() == {'a': {'undecodable': 1}}
   assert fates(inbox.ledger, kind='unknown') == {'published': 1, 'refused': 1}
@@ -396,9 +396,10 @@ def test_each_reason_of_a_refusal_is_logged_a_few_times(caplog):
     inbox.deliver('a', 1, [examples.rollout()])
   inbox.deliver('b', 1, [examples.rollout(policy='b')])
   inbox.deliver('a', 0, [examples.rollout(policy='b')])
-  assert [r.getMessage() for r in caplog.records] == [
-    *['z refused a rollout of a: round of round 0 in round 1'] * 3,
-    'z refused a rollout of b: round of round 0 in round 1',
-    "z refused a rollout of a: sender that says it is of 'b'",
+  refusals = [r.getMessage().partition(' Header(')[0] for r in caplog.records]
+  assert refusals == [
+    *['z refused a rollout of a: round'] * 3,
+    'z refused a rollout of b: round',
+    'z refused a rollout of a: sender',
   ]
   assert inbox.ledger.refusals()['a'] == {'round': 20, 'sender': 1}

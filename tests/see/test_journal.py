@@ -213,7 +213,7 @@ def test_a_journal_is_read_only_up_to_the_round_of_the_run(tmp_path):
     writer.write(round, group(round))
   inbox = connect(tmp_path)
   inbox.collect(1, KINDS)
-  assert inbox.last_round('a') == 1
+  assert inbox.finished['a'] == 1
   assert inbox.ledger.table()['a']['rollout']['published'] == 4
 
 

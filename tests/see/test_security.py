@@ -135,8 +135,8 @@ def tls(pem):
 def test_missing_and_damaged_files_are_named(refuse, tls, pem, tmp_path, name):
   for path, match in (
     ('', 'all of ca, cert and key, or none'),
-    (tmp_path / 'nowhere', rf'see\.tls\.{name}: .*No such file.*nowhere'),
-    (tmp_path, rf'see\.tls\.{name}: .*directory'),
+    (tmp_path / 'nowhere', rf'see\.tls\.{name}=.*No such file.*nowhere'),
+    (tmp_path, rf'see\.tls\.{name}=.*directory'),
     (pem('junk', b'junk'), rf'see\.tls\.{name}=\S*junk\.pem'),
     (pem('empty', b''), rf'see\.tls\.{name}=\S*empty\.pem'),
   ):

@@ -592,7 +592,7 @@ def test_a_flood_over_the_network_is_refused(
     )
   used += len(receiver.collect())
   for reason in ('undecodable', 'run', 'peer'):
-    assert answers[reason] == receiver.transport.refused[reason]
+    assert answers[reason] == receiver.transport.refused.get(reason, 0)
   assert receiver.totals()['used'] == used > count // 5
   assert resident_mib() - resident < GROWTH_MIB
 

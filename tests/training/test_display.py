@@ -50,7 +50,7 @@ def test_the_plan_names_devices_meshes_and_skipped_prompts(shown):
 
 def accuracy(before, after):
   return workdir.PolicySummary(
-    workdir.BeforeAfter(before, after), workdir.FamiliesBeforeAfter({}, {})
+    workdir.BeforeAfter(before, after), workdir.BeforeAfter({}, {})
   )
 
 
@@ -92,9 +92,9 @@ def test_the_end_shows_mean_accuracy_and_the_fate_of_records(shown):
 
 
 def test_progress_is_lines_without_a_terminal(shown):
-  with display.Live(shown, 'round', {'a': 25}, done=5) as live:
+  with display.live(shown, 'round', {'a': 25}, done=5) as advance:
     for _ in range(20):
-      live.advance('a', 'reward 0.50')
+      advance('a', 'reward 0.50')
   assert shown.file.getvalue().splitlines() == [
     'round a 10/25 reward 0.50',
     'round a 20/25 reward 0.50',
@@ -106,8 +106,8 @@ def test_progress_is_bars_on_a_terminal():
   shown = console_lib.Console(
     file=io.StringIO(), width=100, force_terminal=True
   )
-  with display.Live(shown, 'round', {'a': 2, 'b': 2}) as live:
-    live.advance('a', 'reward 0.50')
+  with display.live(shown, 'round', {'a': 2, 'b': 2}) as advance:
+    advance('a', 'reward 0.50')
   assert 'round a' in shown.file.getvalue()
   assert 'reward 0.50' in shown.file.getvalue()
 

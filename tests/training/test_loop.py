@@ -1,7 +1,6 @@
 """Whole runs, small: what they write, and that they can be repeated."""
 
 import base64
-import dataclasses
 import itertools
 import json
 import math
@@ -231,7 +230,7 @@ def test_a_run_that_an_infinite_gradient_stopped_resumes_as_if_it_had_not_been(
   monkeypatch.setattr(
     progress,
     'resume',
-    lambda *args: dataclasses.replace(resume(*args), seconds=1000.0),
+    lambda *args: msgspec.structs.replace(resume(*args), seconds=1000.0),
   )
   resumed = runs.run('stopped', runs.config())
   assert 'Resuming after round 1.' in resumed.shown

@@ -3,6 +3,7 @@ import pytest
 
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.training import packing
+from tests import examples
 
 PROMPTS = [np.array([7, 8, 9], np.int32), np.array([6], np.int32)]
 
@@ -15,15 +16,13 @@ def row(prompt, length, advantage=1.0):
 
 
 def packer(**changes):
-  fields = {
-    'context': 4,
-    'lengths': {'own': 5, 'peer': 6},
-    'multiple': 2,
-    'micro_rows': 4,
-    'mini_batches': 1,
-    'aggregation': 'token_mean',
-  }
-  return packing.Packer(**{**fields, **changes})
+  train = {k: changes.pop(k) for k in [*changes] if k in examples.train()}
+  return packing.Packer(
+    context=4,
+    lengths={'own': 5, 'peer': 6},
+    train=examples.train(**{'row_multiple': 2, 'micro_rows': 4, **train}),
+    **changes,
+  )
 
 
 def mini_batches(own=(), peer=(), order=(0, 1), prompts=PROMPTS, **changes):

@@ -22,7 +22,7 @@ KINDS = frozenset({'group_stats'})
 
 
 def check(**changes):
-  return peers.check(examples.run_config(**changes), KINDS, TOKENIZERS)
+  return peers.Peers(examples.run_config(**changes), KINDS, TOKENIZERS)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def connect(stack, tmp_path):
 
   def connect(kinds=KINDS, **changes):
     config = examples.run_config(**changes)
-    places = peers.check(config, kinds, TOKENIZERS)
+    places = peers.Peers(config, kinds, TOKENIZERS)
     node = places.connect(run='mine', folder=os.fspath(tmp_path / 'mine'))
     stack.callback(node.close)
     return node
@@ -75,7 +75,7 @@ def stats(policy, **fields):
 
 
 @pytest.mark.parametrize(
-  'module', ['training.peers', 'see.node', 'see.security']
+  'module', ['training.peers', 'see.exchange', 'see.security']
 )
 def test_grpc_is_not_imported_unless_a_policy_is_elsewhere(module):
   code = f'import mrl_jax.{module}, sys; sys.exit("grpc" in sys.modules)'

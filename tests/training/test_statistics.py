@@ -69,7 +69,7 @@ def test_peers_records_and_what_befell_them():
     for prompt in ('p0', 'p1', 'elsewhere')
   ]
   context = examples.context(groups=GROUPS, received=stats)
-  residual = context.log.residual('b')
+  residual = context.log.residuals['b']
   residual.add(
     transfer.Residual(
       rollouts=3,

@@ -46,13 +46,15 @@ def sample_edited(edit):
 
 @pytest.fixture
 def change(monkeypatch):
-  """Changes attributes of the worker, or of its inputs, during a test."""
+  """Changes attributes of the worker, its inputs or config, during a test."""
   worker = workers.worker()
 
   def change(**changes):
     for name, value in changes.items():
       if name in worker.policy._fields:
         name, value = 'policy', worker.policy._replace(**{name: value})
+      if name == 'settings':
+        name, value = 'config', examples.run_config(**value)
       monkeypatch.setattr(worker, name, value)
 
   return change
@@ -90,13 +92,13 @@ def test_rollouts_carry_the_advantage_in_their_own_group():
 def test_every_stop_token_ends_a_rollout(change, monkeypatch):
   worker, other, built = workers.worker(), 0, []
   start()
-  compiled = worker._samplers[SAMPLES, False]
+  compiled = worker._sampler(SAMPLES, greedy=False)
   eos = worker.policy.tokenizer.eos_id
   tokenizer = byte_tokenizer.ByteTokenizer(
     vocabularies.copy(worker.policy.tokenizer), eos_id=eos, stop_ids=(other,)
   )
   change(tokenizer=tokenizer)
-  monkeypatch.setattr(worker, '_samplers', {})
+  monkeypatch.setattr(worker, '_sampler', worker._build_sampler)
   monkeypatch.setattr(
     worker_lib.sampler,
     'build',
@@ -130,7 +132,7 @@ def test_a_response_that_was_cut_off_may_be_masked(change, mask_truncated):
     samples.tokens_BT[0, 3] = workers.worker().policy.tokenizer.eos_id
     samples.length_B[:2], samples.stopped_B[:2] = (4, 6), (True, False)
 
-  change(mask_truncated=mask_truncated)
+  change(settings={'train.mask_truncated': mask_truncated})
   stopped, cut, _ = sample_edited(stop_one_and_cut_one)
   np.testing.assert_array_equal(stopped.mask, [True] * 4)
   np.testing.assert_array_equal(cut.mask, [not mask_truncated] * 6)
@@ -182,7 +184,7 @@ def test_rows_that_fill_up_the_mesh_change_no_completion():
 @pytest.mark.parametrize(('size', 'parts'), [(1, 3), (2, 2), (4, 1)])
 def test_sampling_in_parts_changes_no_completion(change, size, parts):
   whole = sample()
-  change(sample_batch=size)
+  change(settings={'sample.batch': size})
   sampling = start()
   assert len(sampling.parts) == parts
   assert ids(finish(sampling)) == ids(whole)

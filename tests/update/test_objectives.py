@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,11 @@ def settings(**changes):
     {'prp.max_ratio': 1.5, 'dual_clip': 3.0, **changes}
   )
   return method
+
+
+def peer(function, settings):
+  """An objective on peers' rows, as `algorithms` makes it of its table."""
+  return objectives.Objective(functools.partial(function, settings))
 
 
 def evaluate(objective, rows=ROWS, entropy_BT=None):
@@ -72,7 +78,7 @@ def test_own_rows_have_ratios_by_token():
 def test_peer_rows_have_ratios_by_chunk_and_truncated():
   # 2 is cut at 1.5; (.8 * .5) twice; .5; 1.8 is cut at 1.5.
   check(
-    objectives.peer_ratio(settings()),
+    peer(objectives.peer_ratio, settings()),
     [[2.56, 0.8, 0.8], [-0.8, -1.5, 0.0]],
     {
       'tokens': 5,
@@ -128,7 +134,7 @@ def test_a_token_without_weight_is_still_in_its_responses_ratio():
   rows = dataclasses.replace(ROWS, weight_BT=0 * ROWS.weight_BT)
   for objective in (
     objectives.own(settings(), 'sequence'),
-    objectives.stepwise(settings()),
+    peer(objectives.stepwise, settings()),
   ):
     np.testing.assert_array_equal(
       evaluate(objective, rows)[0], evaluate(objective)[0]
@@ -138,7 +144,7 @@ def test_a_token_without_weight_is_still_in_its_responses_ratio():
 def test_hacpos_ratios_are_bounded():
   far = dataclasses.replace(ROWS, old_logp_BT=ROWS.old_logp_BT - 100)
   off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
-  objective_BT, _ = evaluate(objectives.stepwise(off), far)
+  objective_BT, _ = evaluate(peer(objectives.stepwise, off), far)
   np.testing.assert_allclose(objective_BT[0], 2 * np.exp(10), rtol=1e-5)
 
 
@@ -171,12 +177,12 @@ def test_stepwise_rows_have_bounds_that_rise_with_the_mini_batch():
   # are .928 and .949, and alpha = 1 squares them.
   first, second = SEQUENCE
   hacpo = {'hacpo.delta': 0.2, 'hacpo.delta_step': 0.05, 'hacpo.alpha': 1.0}
-  objective_BT, sums = evaluate(objectives.stepwise(settings(**hacpo)))
+  objective_BT, sums = evaluate(peer(objectives.stepwise, settings(**hacpo)))
   np.testing.assert_allclose(objective_BT[0], 2 * first**2, rtol=1e-6)
   np.testing.assert_allclose(objective_BT[1, :2], -(second**2), rtol=1e-6)
   assert sums['clipped'] == 0
   hacpo['hacpo.delta_step'] = 0.07  # Now .94.
-  objective_BT, sums = evaluate(objectives.stepwise(settings(**hacpo)))
+  objective_BT, sums = evaluate(peer(objectives.stepwise, settings(**hacpo)))
   np.testing.assert_allclose(objective_BT[0], 2 * 0.94**2, rtol=1e-6)
   assert sums['clipped'] == 3
 
@@ -185,7 +191,7 @@ def test_without_its_mechanisms_hacpo_on_peers_is_an_unclipped_gspo():
   off = settings(**{'hacpo.clip': False, 'hacpo.alpha': 0.0})
   wide = settings(clip_low=1.0, clip_high=1e9, dual_clip=0.0)
   found, expected = (
-    evaluate(objectives.stepwise(off)),
+    evaluate(peer(objectives.stepwise, off)),
     evaluate(objectives.own(wide, 'sequence')),
   )
   np.testing.assert_array_equal(found[0], expected[0])
@@ -195,7 +201,7 @@ def test_without_its_mechanisms_hacpo_on_peers_is_an_unclipped_gspo():
 
 def test_grafted_rows_are_as_own_ones_by_token():
   for x, y in zip(
-    evaluate(objectives.grafted(settings())),
+    evaluate(peer(objectives.grafted, settings())),
     evaluate(objectives.own(settings(), 'token')),
     strict=True,
   ):
@@ -212,12 +218,12 @@ def test_ratios_that_are_far_off_are_in_the_outermost_bins():
 
 
 def test_luffy_and_sgt_read_the_learners_probabilities_only():
-  shaped = objectives.shaped(settings())
+  shaped = peer(objectives.shaped, settings())
   check(
     shaped,
     [[2 * 5 / 6, 2 * 4 / 5, 2 * 0.25 / 0.35], [-5 / 6, -0.9, 0.0]],
     {'tokens': 5},
   )
-  logp_BT, sums = evaluate(objectives.nll(settings()))
+  logp_BT, sums = evaluate(peer(objectives.nll, settings()))
   np.testing.assert_array_equal(logp_BT, LEARNER)
   np.testing.assert_allclose(sums['logp'], np.log(0.05 * 0.45), rtol=1e-6)

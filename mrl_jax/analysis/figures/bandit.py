@@ -22,12 +22,10 @@ _SECOND = 'second moment: E |g|²'
 def plane(
   by_learner: sweeps.Sweep, at: sweeps.Sweep, simulated: sweeps.Sweep
 ) -> figure_lib.Figure:
-  """Support against noise, as the learner's success rate falls.
+  """Support against noise, as the learner's success rate p falls.
 
-  Args:
-    by_learner: gives the curves; p varies.
-    at: gives the markers; the same at a single p.
-    simulated: gives the rings; `sweeps.simulated` at that p.
+  `by_learner`, where p varies, gives the curves, `at` the markers at a single p
+  and `simulated`, from `sweeps.simulated`, the rings at that p.
   """
   figure, (axes,) = style.figure(
     'Stability and support',
@@ -61,8 +59,7 @@ def support(
 ) -> figure_lib.Figure:
   """Support of a learner that hardly ever succeeds, as p varies.
 
-  The p below which the gates of HACPO and GRAFT drop every success is marked
-  if it is given as `gate`.
+  `gate` marks the p below which HACPO and GRAFT drop every success.
   """
   figure, (axes,) = style.figure(
     'Support where the learner seldom succeeds',
@@ -107,9 +104,9 @@ def peer(by_peer: sweeps.Sweep) -> figure_lib.Figure:
     'and logarithmic\nbeyond.',
     columns=2,
   )
-  _support_and_noise(left, right, by_peer)
-  for axes, label in ((left, _SUPPORT), (right, _NOISE)):
-    axes.set(xlim=(0, 1), xlabel="q: the peer's success rate", ylabel=label)
+  _support_and_noise(left, right, by_peer, "q: the peer's success rate")
+  left.set_xlim(0, 1)
+  right.set_xlim(0, 1)
   style.legend(figure, right)
   return figure
 
@@ -153,28 +150,20 @@ def errors(
     'standard deviation\nof the gradient of one prompt.',
     columns=2,
   )
-  for axes, sweep, label in zip(
-    both,
-    (by_truncation, by_thl_error),
-    ('C: largest ratio', 'E: error of log π / μ, nats'),
-    strict=True,
-  ):
+  labels = ('C: largest ratio', 'E: error of log π / μ, nats')
+  sweeps_2 = (by_truncation, by_thl_error)
+  for axes, sweep, label in zip(both, sweeps_2, labels, strict=True):
     distances, x_X = sweep.distances(), sweep.x_X
     for i, (name, distance_X) in enumerate(distances.items()):
       drawn = style.line_style(i)
-      axes.plot(
-        x_X, distance_X, color=drawn.color, marker=drawn.marker,
-        markevery=0.15, ms=5, lw=1.6, label=name,
-      )  # fmt: skip
+      solid = {'color': drawn.color, 'marker': drawn.marker, 'lw': 1.6}
+      axes.plot(x_X, distance_X, **solid, markevery=0.15, ms=5, label=name)
     axes.plot(x_X, sweep.bound_X, 'k--', lw=1.2, label='bound')
     deviation_X = np.sqrt(sweep.curves('noise')[next(iter(distances))])
     axes.plot(x_X, deviation_X, 'k:', lw=1.4, label='standard deviation')
-    axes.set(xlabel=label, ylabel='|E g̃ − E g|')
-    axes.set_ylim(bottom=0)
-    axes.legend(
-      loc='upper left', bbox_to_anchor=(0, -0.16), frameon=False,
-      fontsize=style.SMALL,
-    )  # fmt: skip
+    axes.set(xlabel=label, ylabel='|E g̃ − E g|', ylim=(0, None))
+    below = {'loc': 'upper left', 'bbox_to_anchor': (0, -0.16)}
+    axes.legend(**below, frameon=False, fontsize=style.SMALL)
   return figure
 
 
@@ -191,13 +180,11 @@ def groups(by_own: sweeps.Sweep, by_peer: sweeps.Sweep) -> figure_lib.Figure:
     sharex='col',
     sharey='row',
   )
-  _support_and_noise(axes[0], axes[2], by_own)
-  _support_and_noise(axes[1], axes[3], by_peer)
-  axes[0].set_ylabel(_SUPPORT)
-  axes[2].set(xlabel='G: own samples', ylabel=_NOISE)
-  axes[3].set_xlabel('H: peer samples')
-  for bottom in axes[2:]:
-    bottom.xaxis.get_major_locator().set_params(integer=True)
+  _support_and_noise(axes[0], axes[2], by_own, 'G: own samples')
+  _support_and_noise(axes[1], axes[3], by_peer, 'H: peer samples')
+  for each in axes:
+    each.label_outer()
+    each.xaxis.get_major_locator().set_params(integer=True)
   style.legend(figure, axes[0])
   return figure
 
@@ -220,19 +207,19 @@ def learning(curves: Mapping[str, simulate.Curves]) -> figure_lib.Figure:
   _draw(left, x_T, {name: c.expected_T for name, c in curves.items()})
   _draw(right, x_T, medians)
   for axes in (left, right):
-    axes.set(xlabel='update', ylim=(-0.02, 1.02))
-  left.set_ylabel(_P)
-  right.tick_params(labelleft=False)
+    axes.set(xlabel='update', ylabel=_P, ylim=(-0.02, 1.02))
+    axes.label_outer()
   style.legend(figure, right)
   return figure
 
 
-def _support_and_noise(above, below, sweep: sweeps.Sweep) -> None:
+def _support_and_noise(above, below, sweep: sweeps.Sweep, x: str) -> None:
   """Draws support on one pair of axes and noise on the other."""
   _draw(above, sweep.x_X, sweep.curves('support'))
+  above.set(xlabel=x, ylabel=_SUPPORT)
   above.set_yscale('symlog', linthresh=1e-3)
   _draw(below, sweep.x_X, sweep.curves('noise'), positive=True)
-  below.set_yscale('log')
+  below.set(xlabel=x, ylabel=_NOISE, yscale='log')
 
 
 def _draw(axes, x_X, curves, *, marked=False, positive=False) -> None:

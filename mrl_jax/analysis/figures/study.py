@@ -43,8 +43,7 @@ def learning_curves(
       axes.fill_between(x_R, low_R, high_R, color=drawn.color, alpha=0.1, lw=0)
     shift = (i - (len(compared) - 1) / 2) * rounds / 90
     for done in sorted({n for run in runs_of_arm for n in run.heldout}):
-      accuracies = [run.heldout.get(done) for run in runs_of_arm]
-      y = study.estimate(accuracies).percent
+      y = study.estimate(r.heldout.get(done) for r in runs_of_arm).percent
       x = done + shift if done else 0  # All arms start at the same point.
       style.points(axes, drawn, x, y.mean, yerr=y.error)
     label = f'{_label(arm)}\n{arm.after.percent:.1f}'
@@ -60,16 +59,13 @@ def curve(
 ) -> tuple[np.ndarray, np.ndarray | None]:
   """The smoothed learning curve in percent, and its standard error over seeds.
 
-  Returns:
-    f64 [R] each; the error is None with one seed.
+  They are f64 [R] each; the error is None with one seed.
   """
-  curves_SR = 100 * np.array(
-    [style.smooth(run.accuracy_R, width) for run in runs]
-  )
-  mean_R, error_R = curves_SR.mean(0), None
+  curves = [style.smooth(run.accuracy_R, width) for run in runs]
+  curves_SR, error_R = 100 * np.array(curves), None
   if len(runs) > 1:
     error_R = curves_SR.std(0, ddof=1) / np.sqrt(len(runs))
-  return mean_R, error_R
+  return curves_SR.mean(0), error_R
 
 
 def stability_support(

@@ -60,16 +60,10 @@ _WINDOWS = 15  # Windows of a moving mean that fit side by side in a curve.
 
 
 class LineStyle(NamedTuple):
-  """How the line of a method, run or policy is drawn.
-
-  Attributes:
-    color: of line and marker.
-    dashes: lengths on and off, in line widths; () is solid.
-    marker: of matplotlib.
-  """
+  """How the line of a method, run or policy is drawn."""
 
   color: str
-  dashes: tuple[float, ...]
+  dashes: tuple[float, ...]  # Lengths on and off, in line widths; () is solid.
   marker: str
 
   @property
@@ -140,15 +134,10 @@ def figure(
   height: float = 5.0,
   **subplots,
 ) -> tuple[figure_lib.Figure, list[axes_lib.Axes]]:
-  """A figure with a title, a text below it, and axes from left to right.
+  """A figure of 8 by `height` inches, and its axes from left to right.
 
-  Args:
-    title: one line, in bold.
-    text: how to read the figure; its line breaks are kept.
-    rows: of axes.
-    columns: of axes.
-    height: in inches; the width is 8.
-    **subplots: of `Figure.subplots`, e.g. `sharey`.
+  It has a title of one line, and below it a text of how to read the figure.
+  `subplots` are further arguments of `Figure.subplots`, e.g. `sharey`.
   """
   drawn = figure_lib.Figure(figsize=(8, height), dpi=150, layout='constrained')
   # The layout reserves space for the title only. Blank lines after it reserve
@@ -173,11 +162,7 @@ def legend(
 ) -> None:
   """Names the lines of some axes, or `handles`, beside all axes of a figure.
 
-  Args:
-    drawn: the figure.
-    axes: whose labelled lines are named.
-    handles: what is named if no axes are given.
-    **settings: of `Figure.legend`; by default the legend is at the right.
+  `settings` are of `Figure.legend`; by default the legend is at the right.
   """
   if axes is not None:
     handles, _ = axes.get_legend_handles_labels()

@@ -19,6 +19,7 @@ import numpy as np
 
 from mrl_jax import texts
 from mrl_jax.analysis import alignment as alignment_lib
+from mrl_jax.analysis import run as run_lib
 from mrl_jax.analysis.figures import style
 from mrl_jax.thl import transfer
 
@@ -41,7 +42,7 @@ def kinds(sent: alignment_lib.Side, carried: alignment_lib.Side) -> list[str]:
   """
   names = {(1, 1): '1:1', (1, 2): '1:n', (2, 1): 'n:1', (2, 2): 'n:m'}
   counts = (np.bincount(side.chunk).clip(max=2) for side in (sent, carried))
-  return [names[n, m] for n, m in zip(*counts, strict=True)]
+  return [names[pair] for pair in zip(*counts, strict=True)]
 
 
 @matplotlib.rc_context(style.PLAIN_TEXT)
@@ -58,12 +59,8 @@ def alignment(
   triangle marks where a control token without bytes was sampled.
 
   A line has 16 bytes, or as many as the longest chunk, so that no chunk is cut.
-  The first 8 lines are drawn. Text that would be too small is left out.
-
-  Args:
-    sent: what the sender sampled; not empty.
-    carried: the same in the tokens of the receiver.
-    names: of sender and receiver.
+  The first 8 lines are drawn. Text that would be too small is left out. `sent`
+  is not empty; `names` are those of sender and receiver.
   """
   kind_of, sums = kinds(sent, carried), np.bincount(sent.chunk, sent.logp)
   ends = np.bincount(sent.chunk, sent.lengths).cumsum().astype(int)
@@ -170,12 +167,9 @@ def carried_share(
 ) -> tuple[np.ndarray, np.ndarray]:
   """The share of rollouts that each limit on e_seg lets through.
 
-  Args:
-    residuals: one for each rollout, computed with a `max_residual` of 1.
-
-  Returns:
-    Every value of e_seg among the rollouts, increasing, f64 [n]; and the share
-    of all rollouts that is carried if it is the limit, f64 [n].
+  Takes a residual for each rollout, computed with a `max_residual` of 1.
+  Returns every value of e_seg among the rollouts, increasing, f64 [n]; and the
+  share of all rollouts that is carried if it is the limit, f64 [n].
   """
   errors = [r.segmentation_error for r in residuals if not r.refused]
   limits, counts = np.unique(np.array(errors, np.float64), return_counts=True)
@@ -184,11 +178,9 @@ def carried_share(
 
 def chunk_shares(residuals: Iterable[transfer.Residual]) -> dict[str, float]:
   """The share of each kind of chunk over all rollouts; 0 without chunks."""
-  total = transfer.Residual()
-  for residual_of_rollout in residuals:
-    total.add(residual_of_rollout)
-  count = max(sum(total.chunks.values()), 1)
-  return {kind: total.chunks.get(kind, 0) / count for kind in _KINDS}
+  chunks = run_lib.total(residuals).chunks
+  count = max(sum(chunks.values()), 1)
+  return {kind: chunks.get(kind, 0) / count for kind in _KINDS}
 
 
 @matplotlib.rc_context(style.PLAIN_TEXT)
@@ -197,9 +189,8 @@ def residual(
 ) -> figure_lib.Figure:
   """Draws the effect of a limit on e_seg, and the kinds of chunks.
 
-  Args:
-    by_direction: a residual for each rollout, computed with a `max_residual`
-      of 1.
+  Each direction has a residual for each rollout, computed with a `max_residual`
+  of 1.
   """
   count = len(by_direction)
   figure, (top, bottom) = style.figure(
@@ -211,11 +202,16 @@ def residual(
   for i, (name, residuals) in enumerate(by_direction.items()):
     name, drawn = texts.printable(name), style.line_style(i)
     limits, shares = carried_share(residuals)
-    last = 100 * shares[-1:] if len(shares) else [0]
-    x, y = [0, *limits, 1], [0, *100 * shares, *last]
-    top.step(x, y, where='post', label=name, **drawn.line)
+    x, y = [0, *limits, 1], [0, *100 * shares]
+    top.step(x, [*y, y[-1]], where='post', label=name, **drawn.line)
     bottom.text(0, i - 0.3, name, va='bottom', fontsize=10)
-    _draw_shares(bottom, i, chunk_shares(residuals))
+    start = 0.0
+    for kind, share in chunk_shares(residuals).items():
+      bottom.barh(i, 100 * share, 0.5, 100 * start, color=_KINDS[kind])
+      if share > 0.05:  # There is room for the number.
+        middle = 100 * (start + share / 2)
+        bottom.text(middle, i, f'{share:.0%}', ha='center', va='center')
+      start += share
   top.set(xlim=(0, 1), ylim=(-2, 104), ylabel='rollouts carried, percent')
   top.set_xlabel(
     'max_residual: the largest e_seg that is carried, the share of the\n'
@@ -228,17 +224,6 @@ def residual(
   bottom.spines['left'].set_visible(False)
   _name_kinds(figure, _KINDS)
   return figure
-
-
-def _draw_shares(axes, y, shares) -> None:
-  """Draws a stacked bar, with the percentages that have room."""
-  start = 0.0
-  for kind, share in shares.items():
-    axes.barh(y, 100 * share, 0.5, 100 * start, color=_KINDS[kind])
-    if share > 0.05:
-      middle = 100 * (start + share / 2)
-      axes.text(middle, y, f'{share:.0%}', ha='center', va='center')
-    start += share
 
 
 def _name_kinds(figure, kinds_drawn: Iterable[str]) -> None:

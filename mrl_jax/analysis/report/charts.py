@@ -6,7 +6,9 @@
 Most charts are rows of tables: a field of the metrics, its title and its unit.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -34,31 +36,27 @@ class Absent(NamedTuple):
 
 
 class Curve(NamedTuple):
-  """A number of each policy over the rounds.
-
-  Attributes:
-    title, unit: of the chart.
-    field: of `workdir.Row`, with dots; or 'heldout', of evaluations.
-    factor: from the field's unit to that of the chart.
-    why: returns the reason why a run lacks the field, if it is known.
-    wide: as in `drawing.Chart`.
-  """
+  """A number of each policy over the rounds."""
 
   title: str
-  unit: str
-  field: str
-  factor: float = 1.0
+  unit: str  # Starts with '%' if the field is a share from 0 to 1.
+  field: str  # Of `workdir.Row`, with dots; or 'heldout', of evaluations.
+  # Returns why a run lacks the field, if the reason is known.
   why: Callable[[run_lib.Run], str | None] = lambda run: None
-  wide: bool = False
+  wide: bool = False  # As in `drawing.Chart`.
+
+  @property
+  def factor(self) -> float:
+    return 100.0 if self.unit.startswith('%') else 1.0
 
   def points(self, run: run_lib.Run, policy: str) -> list[tuple]:
     """The round, the number and its error, or None, for each round."""
     if self.field == 'heldout':
       evaluations = run.evaluations.get(policy, ())
       return [(e.rounds, *e.overall) for e in evaluations]
+    rows, names = run.rows.get(policy, ()), self.field.split('.')
     return [
-      (row.round, _value(row, self.field), None)
-      for row in run.rows.get(policy, ())
+      (row.round, functools.reduce(_get, names, row), None) for row in rows
     ]
 
   def chart(self, series: Sequence[drawing.Series]) -> drawing.Chart:
@@ -74,10 +72,8 @@ class Curve(NamedTuple):
     return Absent(self.title, why)
 
 
-def _value(row, field):
-  for name in field.split('.'):
-    row = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
-  return row
+def _get(part, name):
+  return part.get(name) if isinstance(part, Mapping) else getattr(part, name)
 
 
 def _no_kl(run) -> str | None:
@@ -98,44 +94,47 @@ def _no_likelihood(run) -> str | None:
 
 _TOKENS = '% of tokens'
 HELDOUT = Curve(
-  'Held-out accuracy', '%', 'heldout', 100, lambda run: 'nothing was evaluated'
+  'Held-out accuracy', '%', 'heldout', lambda run: 'nothing was evaluated'
 )
 LEARNING = (
   Curve('Reward', 'mean', 'reward'),
-  Curve('Accuracy in training', '%', 'accuracy', 100),
-  Curve('Prompts that no sample solves', '%', 'all_fail_groups', 100),
-  Curve('Prompts with equal rewards', '%', 'zero_signal_groups', 100),
-  Curve('KL to the initial policy', 'nats a token', 'own.kl', why=_no_kl),
+  Curve('Accuracy in training', '%', 'accuracy'),
+  Curve('Prompts that no sample solves', '%', 'all_fail_groups'),
+  Curve('Prompts with equal rewards', '%', 'zero_signal_groups'),
+  Curve('KL to the initial policy', 'nats a token', 'own.kl', _no_kl),
   Curve('Entropy', 'nats a token', 'entropy'),
   Curve('Response length', 'tokens', 'response_length'),
-  Curve('Responses with end-of-sequence', '%', 'stopped', 100),
+  Curve('Responses with end-of-sequence', '%', 'stopped'),
 )
 UPDATES = (
   Curve('Gradient norm', 'before clipping', 'grad_norm', wide=True),
-  Curve('Own rows with an advantage', '% of rows', 'rows_with_signal', 100),
-  Curve('Own tokens clipped', _TOKENS, 'own.clip_fraction', 100),
+  Curve('Own rows with an advantage', '% of rows', 'rows_with_signal'),
+  Curve('Own tokens clipped', _TOKENS, 'own.clip_fraction'),
   Curve('Largest ratio, own tokens', 'ratio', 'own.max_ratio', wide=True),
-  Curve('Effective sample size, own', _TOKENS, 'own.ess_fraction', 100),
+  Curve('Effective sample size, own', _TOKENS, 'own.ess_fraction'),
+  Curve("Peers' tokens clipped", _TOKENS, 'peer.clip_fraction', _no_peers),
   Curve(
-    "Peers' tokens clipped", _TOKENS, 'peer.clip_fraction', 100, _no_peers
-  ),
-  Curve(
-    "Largest ratio, peers' tokens", 'ratio', 'peer.max_ratio', why=_no_peers,
+    "Largest ratio, peers' tokens",
+    'ratio',
+    'peer.max_ratio',
+    _no_peers,
     wide=True,
   ),
   Curve(
-    'Effective sample size, peers', _TOKENS, 'peer.ess_fraction', 100, _no_peers
+    'Effective sample size, peers', _TOKENS, 'peer.ess_fraction', _no_peers
   ),
   Curve(
-    "Log-probability of peers' tokens", 'nats a token', 'peer.logp',
-    why=_no_likelihood,
+    "Log-probability of peers' tokens",
+    'nats a token',
+    'peer.logp',
+    _no_likelihood,
   ),
   Curve('KL of sampler to trainer', 'nats a token', 'mismatch.kl'),
-)  # fmt: skip
+)
 OF_METHOD = (
-  Curve("Peers' ratios at their bound", _TOKENS, 'peer.truncated', 100),
+  Curve("Peers' ratios at their bound", _TOKENS, 'peer.truncated'),
   Curve("Compatibility of peers' responses", 'median', 'method.compatibility'),
-  Curve("Peers' responses admitted", '%', 'method.admitted', 100),
+  Curve("Peers' responses admitted", '%', 'method.admitted'),
 )
 PEER_ROWS = Curve("Peers' rows trained on", 'rows', 'peer_rows')
 SPEED = Curve(
@@ -164,61 +163,47 @@ def of_method(run: run_lib.Run) -> list[drawing.Chart]:
     values = row.method.get('capability')
     return values if isinstance(values, Mapping) else {}
 
-  charts = over_rounds(run, OF_METHOD)
   return [
     *_of_pairs(run, 'Capability of the peer', 'learner = 1', capability),
-    *(chart for chart in charts if isinstance(chart, drawing.Chart)),
+    *(c for c in over_rounds(run, OF_METHOD) if not isinstance(c, Absent)),
   ]
 
 
 def rescues(run: run_lib.Run) -> list[drawing.Chart]:
   """The share of a policy's failed prompts that each peer solved."""
   title = 'Failed prompts that a peer solved'
-  return _of_pairs(
-    run,
-    title,
-    '%',
-    lambda row: {peer: 100 * n for peer, n in row.rescued_by.items()},
-  )
+  return _of_pairs(run, title, '%', lambda row: row.rescued_by, factor=100)
 
 
-# What is drawn of a THL residual: a title, a unit, and two counts whose ratio
-# is drawn in percent.
-_RESIDUALS = (
-  (
-    'Segmentation error', '% of boundaries',
+_REFUSED = 'Rollouts refused'
+# What is drawn of a THL residual: a unit, and two counts whose ratio is drawn
+# in percent.
+_RESIDUALS = {
+  'Segmentation error': (
+    '% of boundaries',
     lambda r: (r.receiver_tokens - sum(r.chunks.values()), r.receiver_tokens),
   ),
-  (
-    'Tokens of the receiver', 'for 100 of the sender',
+  'Tokens of the receiver': (
+    'for 100 of the sender',
     lambda r: (r.receiver_tokens, r.sender_tokens),
   ),
-  (
-    'Rollouts refused', '%',
-    lambda r: (sum(r.refused.values()), r.rollouts),
-  ),
-)  # fmt: skip
+  _REFUSED: ('%', lambda r: (sum(r.refused.values()), r.rollouts)),
+}
 
 
 def residuals(run: run_lib.Run) -> list[drawing.Chart | Absent]:
   """What THL could not carry, and the growth of the number of tokens."""
-  totals = run.residuals().values()
-  has_refusals = any(total.refused for total in totals)
-  charts = []
-  for title, unit, counts in _RESIDUALS[: 3 if has_refusals else 2]:
-    charts += _of_pairs(
-      run,
-      title,
-      unit,
-      lambda row, counts=counts: {
-        sender: 100 * n / of
-        for sender, residual in row.residuals.items()
-        for n, of in [counts(residual)]
-        if of
-      },
-    )
-  if totals and not has_refusals:
-    charts.append(Absent(_RESIDUALS[2][0], 'all were carried'))
+  totals, charts = run.totals.residuals.values(), []
+  for title, (unit, counts) in _RESIDUALS.items():
+
+    def values(row, counts=counts):
+      pairs = {name: counts(r) for name, r in row.residuals.items()}
+      return {name: 100 * n / of for name, (n, of) in pairs.items() if of}
+
+    if title != _REFUSED or any(total.refused for total in totals):
+      charts += _of_pairs(run, title, unit, values)
+    elif totals:
+      charts.append(Absent(title, 'all were carried'))
   return charts
 
 
@@ -231,32 +216,25 @@ def _of_pairs(
   title: str,
   unit: str,
   values: Callable[[workdir.Row], Mapping[str, float]],
+  factor: float = 1.0,
 ) -> list[drawing.Chart]:
   """Charts of a number of each sender and receiver.
 
   A line has the style of the sender. Each receiver has a chart, unless no
-  sender has two receivers: then one chart is enough.
-
-  Args:
-    run: whose rows have the numbers.
-    title: of the chart, or the first part of the titles of several.
-    unit: of the number.
-    values: returns a receiver's numbers in a round, by sender.
+  sender has two receivers: then one chart is enough. `values` returns a
+  receiver's numbers in a round, by sender.
   """
-  points = {}
+  points = collections.defaultdict(list)
   for row in run.all_rows:
     for sender, value in values(row).items():
-      points.setdefault((sender, row.policy), []).append(
-        (row.round, value, None)
-      )
+      points[sender, row.policy].append((row.round, value, None))
   one_chart = len({sender for sender, _ in points}) == len(points)
-  charts = {}
-  for (sender, receiver), points_of_pair in points.items():
+  charts = collections.defaultdict(list)
+  for (sender, receiver), of_pair in points.items():
     name, place = sender, f'{title}, {receiver}'
     if one_chart:
       name, place = f'{sender} → {receiver}', title
-    series = charts.setdefault(place, [])
-    series += drawing.line(name, _style(run, sender), points_of_pair)
+    charts[place] += drawing.line(name, _style(run, sender), of_pair, factor)
   return [
     drawing.Chart(title=place, unit=unit, series=series, own_legend=True)
     for place, series in charts.items()
@@ -279,11 +257,10 @@ def histogram(run: run_lib.Run, part: str) -> drawing.Chart | Absent:
       shares = zip(middles, total / total.sum(), itertools.repeat(None))
       series += drawing.line(name, _style(run, name), shares, 100)
   if not series:
-    why = _no_peers(run) if part == 'peer' else None
     missing = f'{workdir.ROUNDS} has no {part}.log_ratio_counts'
-    return Absent(title, why or missing)
+    return Absent(title, _no_peers(run) if part == 'peer' else missing)
   low, high = run.settings.clip_low, run.settings.clip_high
-  marks = [1 - low, 1 + high] if low is not None and high is not None else []
+  marks = [] if None in (low, high) else [1 - low, 1 + high]
   return drawing.Chart(
     title=title,
     unit=_TOKENS,
@@ -301,10 +278,10 @@ def phases(run: run_lib.Run) -> drawing.Chart | Absent:
   series = []
   for i, name in enumerate([*PHASES, *sorted(known - {*PHASES})]):
     if name in known:
-      seconds = [row.timing.phases.get(name) for row in rows]
       points = [
-        (row.round, s if drawing.drawable(s) else 0.0, None)
-        for row, s in zip(rows, seconds, strict=True)
+        (row.round, seconds if drawing.drawable(seconds) else 0.0, None)
+        for row in rows
+        for seconds in [row.timing.phases.get(name)]
       ]
       series += drawing.line(name, style.area_style(i), points)
   if not series:

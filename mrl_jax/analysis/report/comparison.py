@@ -15,7 +15,6 @@ from mrl_jax.analysis.report import charts
 from mrl_jax.analysis.report import drawing
 from mrl_jax.analysis.report import html
 from mrl_jax.analysis.report import page
-from mrl_jax.thl import transfer
 
 Runs = Mapping[str, run_lib.Run]  # By label.
 
@@ -32,13 +31,9 @@ _CURVES = [
 def write(folders: Sequence[str], path: str) -> str:
   """Writes the comparison of the runs in `folders` to `path`; returns it.
 
-  Raises:
-    InputError: a folder is not the work dir of a run, or is given twice.
+  Raises InputError if a folder is not the work dir of a run, or given twice.
   """
-  runs = {
-    label: run_lib.read(folder)
-    for label, folder in zip(labels(folders), folders, strict=True)
-  }
+  runs = dict(zip(labels(folders), map(run_lib.read, folders), strict=True))
   files.write(path, render(runs))
   return path
 
@@ -85,8 +80,8 @@ def render(runs: Runs) -> str:
     },
     differences=differences(runs),
     longest=max(run.seconds or 0 for run in runs.values()),
-    times={
-      label: (page.round_seconds(run), page.stack(run.phases(), charts.PHASES))
+    parts={
+      label: page.stack(run.phases(), charts.PHASES)
       for label, run in runs.items()
     },
     phases={
@@ -94,8 +89,7 @@ def render(runs: Runs) -> str:
       for i, phase in enumerate(charts.PHASES)
       if any(phase in run.phases() for run in runs.values())
     },
-    records={label: records(run) for label, run in runs.items()},
-    residuals={label: residual(run) for label, run in runs.items()},
+    total=run_lib.total,
   )
 
 
@@ -106,27 +100,22 @@ def over_rounds(
 
   Runs that lack a curve are named with the reason.
   """
-  found = []
+  drawn = []
   for curve in curves:
     series, absent = [], collections.defaultdict(list)
     for i, (label, run) in enumerate(runs.items()):
-      points = [
-        curve.points(run, name)
-        for name in run.policies
-        if policy in (None, name)
-      ]
-      lines = drawing.line(
-        label, style.line_style(i), means(points), curve.factor
-      )
-      series += lines
-      if not lines:
+      names = run.policies if policy is None else {policy} & {*run.policies}
+      points = means([curve.points(run, name) for name in names])
+      line = drawing.line(label, style.line_style(i), points, curve.factor)
+      series += line
+      if not line:
         absent[curve.absent(run).why].append(label)
-    found += [curve.chart(series)] * bool(series)
-    found += [
-      charts.Absent(f'{curve.title} of {", ".join(names)}', why)
-      for why, names in absent.items()
+    drawn += [curve.chart(series)] * bool(series)
+    drawn += [
+      charts.Absent(f'{curve.title} of {", ".join(labels_of_runs)}', why)
+      for why, labels_of_runs in absent.items()
     ]
-  return found
+  return drawn
 
 
 def means(points: Sequence[Sequence[tuple]]) -> list[tuple]:
@@ -161,20 +150,3 @@ def differences(runs: Runs) -> dict[str, list[str | None]]:
     for key in sorted({key for config in configs for key in config})
     if len({config.get(key) for config in configs if config}) > 1
   }
-
-
-def records(run: run_lib.Run) -> dict[str, int]:
-  """Counts of records by fate, over all pairs and kinds."""
-  counts = collections.Counter()
-  for kinds in run.fates().values():
-    for counts_of_kind in kinds.values():
-      counts.update(counts_of_kind)
-  return counts
-
-
-def residual(run: run_lib.Run) -> transfer.Residual:
-  """The THL residual over all pairs."""
-  total = transfer.Residual()
-  for residual_of_pair in run.residuals().values():
-    total.add(residual_of_pair)
-  return total

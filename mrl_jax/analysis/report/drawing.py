@@ -7,7 +7,7 @@
 A chart is data; `charts` makes charts of a run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import io
 import re
@@ -39,26 +39,18 @@ _LARGE = ticker.EngFormatter(sep='')  # 100k
 _SVG = {
   **style.PLAIN_TEXT,
   'svg.fonttype': 'none',  # Text stays text.
-  'svg.hashsalt': 'report',
   'font.size': 11,
 }
 
 
 class Series(NamedTuple):
-  """A line or an area of a chart.
-
-  Attributes:
-    name: in the legend.
-    style: its colour, dashes and marker.
-    x, y: finite numbers, f64 [n].
-    error: of each `y`, f64 [n]; NaN is unknown.
-  """
+  """A line or an area of a chart."""
 
   name: str
   style: style.LineStyle
-  x: np.ndarray
+  x: np.ndarray  # f64 [n], finite; so is y.
   y: np.ndarray
-  error: np.ndarray
+  error: np.ndarray  # f64 [n], of y; NaN is unknown.
 
 
 def line(
@@ -69,23 +61,14 @@ def line(
 ) -> list[Series]:
   """A series of the points that can be drawn, or no series without any.
 
-  Args:
-    name: of the series.
-    line_style: of the series.
-    points: x, y and the error of y.
-    factor: multiplies y and its error.
+  Points are x, y and the error of y; `factor` multiplies y and its error.
   """
-  points = [
-    (
-      x,
-      factor * y,
-      factor * error if drawable(error) and error > 0 else np.nan,
-    )
-    for x, y, error in points
+  rows = [
+    (x, factor * y, factor * e if drawable(e) and e > 0 else np.nan)
+    for x, y, e in points
     if drawable(y)
   ]
-  columns = np.array(points, np.float64).T
-  return [Series(name, line_style, *columns)] if points else []
+  return [Series(name, line_style, *np.array(rows, float).T)] if rows else []
 
 
 def drawable(value) -> bool:
@@ -95,27 +78,16 @@ def drawable(value) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-  """What is drawn.
-
-  Attributes:
-    title: of the chart.
-    unit: of the vertical axis.
-    series: at least one.
-    kind: a name in `KINDS`.
-    marks: positions on the horizontal axis that are marked.
-    label: of the horizontal axis.
-    wide: whether the scale is logarithmic if values differ much.
-    own_legend: whether the legend of the page does not name the series.
-  """
+  """What is drawn."""
 
   title: str
-  unit: str
-  series: Sequence[Series]
-  kind: str = 'curves'
-  marks: Sequence[float] = ()
-  label: str = 'round'
-  wide: bool = False
-  own_legend: bool = False
+  unit: str  # Of the vertical axis.
+  series: Sequence[Series]  # At least one.
+  kind: str = 'curves'  # A name in `KINDS`.
+  marks: Sequence[float] = ()  # Positions on the horizontal axis.
+  label: str = 'round'  # Of the horizontal axis.
+  wide: bool = False  # Whether the scale is logarithmic if values differ much.
+  own_legend: bool = False  # The legend of the page does not name the series.
 
 
 @matplotlib.rc_context(style.PLAIN_TEXT)
@@ -133,12 +105,8 @@ def draw_bare(chart: Chart) -> figure_lib.Figure:
   """A figure as it stands on a page, which has title and legend itself."""
   # An inch is 72 pixels, here and in SVG.
   figure = figure_lib.Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), dpi=72)
-  figure.subplots_adjust(
-    left=_LEFT / _WIDTH,
-    right=1 - _RIGHT / _WIDTH,
-    bottom=_BOTTOM / _HEIGHT,
-    top=1 - _TOP / _HEIGHT,
-  )
+  left, right = _LEFT / _WIDTH, 1 - _RIGHT / _WIDTH
+  figure.subplots_adjust(left, _BOTTOM / _HEIGHT, right, 1 - _TOP / _HEIGHT)
   _fill(figure.add_subplot(), chart)
   figure.text(0, 1 - (_TOP - 10) / _HEIGHT, chart.unit, color=_ink('muted'))
   return figure
@@ -203,10 +171,7 @@ def _draw_bars(axes, chart) -> None:
 
 
 def _draw_histogram(axes, chart) -> None:
-  """Draws shares over ratios; both scales are logarithmic.
-
-  Nearly all tokens have a ratio near 1.
-  """
+  """Draws shares over ratios, both logarithmic: most ratios are near 1."""
   for mark in chart.marks:
     axes.axvline(mark, color=_ink('muted'), lw=1.2, ls=(0, (1.5, 2)))
   for series in chart.series:
@@ -250,22 +215,18 @@ def _number(value: float, place=None) -> str:
 def _thin(values, most=_POINTS, function=np.mean) -> np.ndarray:
   """Reduces groups of neighbours by a function, to at most `most` values."""
   size = -(-len(values) // most)
-  if size < 2:
-    return values
-  return np.array(
-    [function(values[i : i + size]) for i in range(0, len(values), size)]
-  )
+  groups = np.split(values, range(size, len(values), size))
+  return np.array([*map(function, groups)])
 
 
 def svg(chart: Chart, name: str) -> str:
-  """A chart as an element of a page, in the page's colours and fonts.
+  """A chart without title and legend, as an element of a page.
 
-  Args:
-    chart: to draw, without title and legend.
-    name: prefix of ids; unique in the page.
+  It has the page's colours and fonts; `name` is unique in the page, and salts
+  the ids.
   """
   written = io.StringIO()
-  with matplotlib.rc_context(_SVG):
+  with matplotlib.rc_context({**_SVG, 'svg.hashsalt': name}):
     draw_bare(chart).savefig(
       written,
       format='svg',
@@ -273,15 +234,18 @@ def svg(chart: Chart, name: str) -> str:
       metadata=dict.fromkeys(('Date', 'Creator', 'Format', 'Type')),
     )
   root = ElementTree.fromstring(written.getvalue())
-  ids = {
-    element.get('id'): f'{name}-{i}'
-    for i, element in enumerate(root.iterfind('.//{*}defs/*[@id]'))
-  }
+  used = {element.get('id') for element in root.iterfind('.//{*}defs/*')}
   definitions = root.find('{*}defs')
   # The rules of this style element would apply to the whole page.
   definitions.remove(definitions.find('{*}style'))
   for element in root.iter():
-    _adapt(element, ids)
+    element.tag, element.tail = _local(element.tag), None
+    element.text = (element.text or '').strip() and element.text
+    element.attrib = {
+      _local(key): _adapt(_local(key), value)
+      for key, value in element.attrib.items()
+      if key != 'id' or value in used
+    }
   title = f'{texts.printable(chart.title)}, {chart.unit}'
   root.attrib = {
     'viewBox': root.get('viewBox'), 'role': 'img', 'aria-label': title,
@@ -289,34 +253,18 @@ def svg(chart: Chart, name: str) -> str:
   return ElementTree.tostring(root, encoding='unicode')
 
 
-def _adapt(element, ids: Mapping[str, str]) -> None:
-  """Adapts an SVG element of matplotlib to a page.
-
-  Replaces colours by variables and old ids by those in `ids`; removes
-  namespaces, fonts, other ids and needless digits.
-  """
-  element.tag = _local(element.tag)
-  if not (element.text or '').strip():
-    element.text = None
-  element.tail = None
-  attributes = {_local(key): value for key, value in element.attrib.items()}
-  if attributes.get('id') not in ids:
-    attributes.pop('id', None)
-  for key, value in attributes.items():
-    if key == 'id':
-      value = ids[value]
-    elif key in ('href', 'clip-path'):
-      value = re.sub('(?<=#)[^)]+', lambda match: ids[match[0]], value)
-    elif key == 'style':
-      parts = [part for part in value.split('; ') if 'font-family' not in part]
-      value = re.sub(
-        '#[0-9a-f]{6}', lambda match: VARIABLES[match[0]], '; '.join(parts)
-      )
-    elif key != 'viewBox':
-      value = re.sub(r'(\.\d\d)\d+', r'\1', value.replace('\n', ' '))
-    attributes[key] = value
-  element.attrib = attributes
-
-
 def _local(name: str) -> str:
+  """A name without its namespace."""
   return name.rpartition('}')[2]
+
+
+def _adapt(name: str, value: str) -> str:
+  """Replaces colours by variables, and drops fonts and needless digits."""
+  if name in ('id', 'href', 'clip-path', 'viewBox'):
+    return value
+  if name == 'style':
+    parts = [part for part in value.split('; ') if 'font-family' not in part]
+    return re.sub(
+      '#[0-9a-f]{6}', lambda match: VARIABLES[match[0]], '; '.join(parts)
+    )
+  return re.sub(r'(\.\d\d)\d+', r'\1', value.replace('\n', ' '))

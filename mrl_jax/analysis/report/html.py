@@ -61,8 +61,7 @@ def _bytes(value: float) -> str:
 
 def _width(share: float) -> str:
   """The width of a part of a bar, in percent."""
-  share = share if math.isfinite(share) else 0.0
-  return f'{100 * min(max(share, 0), 1):.2f}%'
+  return f'{100 * min(max(share, 0), 1) if math.isfinite(share) else 0:.2f}%'
 
 
 ENVIRONMENT = jinja2.Environment(

@@ -19,8 +19,7 @@ _LETTERS = 2_000  # Shown of a completion.
 def write(folder: str) -> str:
   """Writes the report of a run, finished or not; returns its path.
 
-  Raises:
-    InputError: `folder` is not the work dir of a run.
+  Raises InputError if `folder` is not the work dir of a run.
   """
   path = os.path.join(folder, workdir.REPORT)
   files.write(path, render(run_lib.read(folder)))
@@ -33,13 +32,12 @@ def render(run: run_lib.Run) -> str:
   return html.render(
     'page.html',
     run=run,
-    title='/'.join(
-      os.path.abspath(run.folder).strip(os.sep).split(os.sep)[-2:]
-    ),
+    title='/'.join(os.path.abspath(run.folder).split(os.sep)[1:][-2:]),
     styles={name: style.line_style(i) for i, name in enumerate(run.names)},
     results=policies,
     mean=mean(policies),
     rows=run.all_rows,
+    fates=run.fates(),
     heldout=charts.over_rounds(run, [charts.HELDOUT]),
     learning=charts.over_rounds(run, learning(run)),
     updates=[
@@ -54,17 +52,9 @@ def render(run: run_lib.Run) -> str:
     ],
     thl=charts.residuals(run),
     time=[charts.phases(run), *charts.over_rounds(run, [charts.SPEED])],
-    round_seconds=round_seconds(run),
     phases=stack(run.phases(), charts.PHASES),
-    fates=[
-      (pair, kind, counts, stack(ledger.fates(counts), charts.FATES))
-      for pair, kinds in run.fates().items()
-      for kind, counts in kinds.items()
-    ],
-    residuals=[
-      (pair, residual, stack(residual.chunks, charts.CHUNKS))
-      for pair, residual in run.residuals().items()
-    ],
+    fate_parts=lambda counts: stack(ledger.fates(counts), charts.FATES),
+    chunk_parts=lambda residual: stack(residual.chunks, charts.CHUNKS),
     completions=completions(run),
     config=grouped(run.config),
     clip=clip,
@@ -88,26 +78,18 @@ def results(run: run_lib.Run) -> dict[str, list[Accuracy]]:
   They are of the first evaluation and of the last. With one evaluation, the
   accuracy after it is unknown.
   """
-  found = {}
+  none = workdir.Evaluation(rounds=0, policy='', accuracy={})
+  by_policy = {}
   for policy in run.policies:
-    evaluations = run.evaluations.get(policy, [])
-    both = (
-      evaluations[0] if evaluations else None,
-      evaluations[-1] if len(evaluations) > 1 else None,
-    )
-    families = {name for e in both if e for name in e.accuracy}
-    found[policy] = [
-      Accuracy(
-        family,
-        *(
-          getattr(evaluation, field).get(family) if evaluation else None
-          for evaluation in both
-          for field in ('accuracy', 'error')
-        ),
-      )
-      for family in (workdir.OVERALL, *sorted(families - {workdir.OVERALL}))
+    first, *later = run.evaluations.get(policy) or [none]
+    last = [none, *later][-1]
+    columns = (first.accuracy, first.error, last.accuracy, last.error)
+    families = sorted({*columns[0], *columns[2]} - {workdir.OVERALL})
+    by_policy[policy] = [
+      Accuracy(family, *(column.get(family) for column in columns))
+      for family in (workdir.OVERALL, *families)
     ]
-  return found
+  return by_policy
 
 
 def mean(policies: Mapping[str, Sequence[Accuracy]]) -> Accuracy:
@@ -116,9 +98,8 @@ def mean(policies: Mapping[str, Sequence[Accuracy]]) -> Accuracy:
   Policies answer the same prompts, so that their errors are not independent:
   the mean of the errors is an upper bound of the error of the mean.
   """
-  overall = [values[1:] for values, *_ in policies.values()]
-  means = map(mean_of_all, zip(*overall, strict=True))
-  return Accuracy('mean', *(means if overall else [None] * 4))
+  overall = [values[1:] for values, *_ in policies.values()] or [[None] * 4]
+  return Accuracy('mean', *map(mean_of_all, zip(*overall, strict=True)))
 
 
 def mean_of_all(values: Collection[float | None]) -> float | None:
@@ -146,22 +127,18 @@ def stack(counts: Mapping[str, float], order: Iterable[str]) -> list[tuple]:
   ]
 
 
-def round_seconds(run: run_lib.Run) -> float | None:
-  """The median over the rounds."""
-  seconds = [row.timing.seconds for row in run.process]
-  seconds = [s for s in seconds if s is not None]
-  return statistics.median(seconds) if seconds else None
-
-
 def completions(run: run_lib.Run) -> list[tuple]:
   """Each policy's name, rounds done, and newest best and worst completions."""
-  found = []
-  for policy, evaluations in run.evaluations.items():
-    *_, newest = [None, *(e for e in evaluations if e.best or e.worst)]
-    if newest:
-      sides = [('Best', newest.best), ('Worst', newest.worst)]
-      found.append((policy, newest.rounds, sides))
-  return found
+  newest = {
+    policy: evaluation
+    for policy, evaluations in run.evaluations.items()
+    for evaluation in evaluations
+    if evaluation.best or evaluation.worst
+  }
+  return [
+    (policy, e.rounds, [('Best', e.best), ('Worst', e.worst)])
+    for policy, e in newest.items()
+  ]
 
 
 def span(devices: Sequence[int]) -> str:

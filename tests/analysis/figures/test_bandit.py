@@ -168,6 +168,7 @@ def test_sweeps_are_drawn_as_they_are():
   bound_X = axes.lines[-1].get_ydata()
   np.testing.assert_array_equal(bound_X, BY_DIVERGENCE.bound_X)
   axes = drawn('groups').axes
+  assert [bool(each.get_ylabel()) for each in axes] == [True, False] * 2
   for column, sweep in enumerate((BY_G, BY_H)):
     assert_drawn(axes[column], sweep.x_X, sweep.curves('support'))
     # GRPO has no gradient, and no noise, with a single sample.

@@ -44,6 +44,10 @@ def test_curves_are_in_their_units(run):
   assert found[title].unit == '%'
   assert drawn(found['Entropy'])['gemma'] == [0.1] * 4
   assert found['Response length'].unit == 'tokens'
+  found = by_title(charts.over_rounds(run, charts.UPDATES))
+  assert drawn(found['Own tokens clipped'])['gemma'] == [10.0] * 4
+  (rescued,) = charts.rescues(run)
+  assert drawn(rescued)['gemma → llama'] == [50.0] * 4
 
 
 def test_a_policy_has_the_same_style_everywhere(of_three):

@@ -132,5 +132,5 @@ def test_differences_are_of_known_configs(tmp_path):
 
 def test_totals_are_of_all_pairs(tmp_path):
   run = read(tmp_path, policies=('gemma', 'llama', 'qwen'))
-  assert comparison.records(run)['used'] == 6 * 4 * 7
-  assert comparison.residual(run).rollouts == 6 * 4 * 8
+  assert run.records()['used'] == 6 * 4 * 7
+  assert run_lib.total(run.totals.residuals.values()).rollouts == 6 * 4 * 8

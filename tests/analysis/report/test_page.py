@@ -228,6 +228,22 @@ def test_parts_of_a_bar_keep_the_colours_of_their_places():
   assert [drawn.color for *_, drawn in parts] == expected
 
 
+def test_results_are_of_the_first_evaluation_and_of_the_last():
+  def results(*evaluations):
+    return page.results(run_lib.Run(folder='', evaluations={'a': evaluations}))[
+      'a'
+    ]
+
+  first, _, last = (
+    workdirs.evaluation(n, 'a', n / 8, error={'all': n / 64}) for n in (2, 4, 6)
+  )
+  assert results(first, first, last) == [
+    ('all', 0.25, 2 / 64, 0.75, 6 / 64), ('words/add', 0.125, None, 0.375, None)
+  ]  # fmt: skip
+  overall, _ = results(first)
+  assert overall == ('all', 0.25, 2 / 64, None, None)
+
+
 def test_a_mean_is_known_if_all_values_are():
   values = {
     'a': [page.Accuracy('all', 0.2, 0.02, 0.4, 0.04)],
