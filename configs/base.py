@@ -4,17 +4,18 @@ All keys, with their defaults, ranges and meaning: mrl_jax/config_keys.py.
 
 The default job needs no download. Two small policies of different families,
 sizes and tokenizers learn arithmetic on 8 emulated CPU devices. A short
-supervised phase before reinforcement (`warm_start`) gives each of them skills
-that the other lacks:
+supervised phase before RL (`warm_start`) gives each of them skills that the
+other lacks:
 
 - Both see every operation as a formula, `max 4 9 3`. Each sees only half of
   the operations in words, `the top score of 4 9 3`; the other half it never
   sees. Networks this small need thousands of examples to learn a new fact, so
-  that reinforcement can only elicit what they already know: here, that words
-  stand for operations which the policy can compute.
+  that RL can only elicit what they already know: here, that words stand for
+  operations which the policy can compute.
 - In a share of all demonstrations every `=` is a `:`, which the verifier
-  rejects. GRPO unlearns that quickly; without it, a policy would have little to
-  gain without peers. The meaning of the missing words is what peers can teach.
+  rejects. GRPO alone unlearns that quickly, which gives the baseline without
+  exchange something to gain. The meaning of the missing words is what peers can
+  teach.
 """
 
 import ml_collections

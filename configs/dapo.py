@@ -1,15 +1,15 @@
-"""DAPO: GRPO that samples on where a whole group fails or succeeds.
+"""DAPO: GRPO that samples other prompts where a whole group fails or succeeds.
 
   python launch/tpu_pod.py --config=configs/dapo.py
 
 https://arxiv.org/abs/2503.14476: the asymmetric clip, the mean over tokens,
-dynamic sampling, and the soft punishment of length. Policies exchange nothing.
+dynamic sampling, and the soft overlong penalty. Policies exchange nothing.
 A round may sample three times as much as one of GRPO: compare at equal
 rollouts, by the metric of that name.
 
-152 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
-accuracy, percent, mean of both policies, seed 0: 36.5 to 60.7, with 2.95 times
-the rollouts of GRPO's 59.7.
+152 s on 2 CPU cores, beside another run and with the warm start cached.
+Held-out accuracy, percent, mean of both policies, seed 0: from 36.5 to 60.7,
+with 2.95 times the rollouts of GRPO, which gets 59.7.
 
 To vary: sample.refills (0 is GRPO's rollouts), reward.overlong_tokens,
 train.mask_truncated.

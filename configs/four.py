@@ -5,8 +5,8 @@
 Three families, four sizes and four tokenizers: byte-level with 367 and with 320
 tokens, SentencePiece-style with 373 and with 340. Each operation in words is
 understood by two of the policies and unknown to the other two, and no two
-policies understand the same, so that each has something to learn of every
-other.
+policies understand the same, so that each has something to learn from
+every other.
 
 Under 16 minutes on 2 CPU cores that had other work to do. Held-out
 accuracy, percent, seed 0: mean of the four 34.4 to 55.1; gemma 36.9 to 61.5,

@@ -1,15 +1,15 @@
-"""GRAFT: a peer's compatible group in place of one's own that failed.
+"""GRAFT: a peer's compatible responses in place of an own group that failed.
 
   python launch/tpu_pod.py --config=configs/graft.py
 
 https://arxiv.org/abs/2609.37868, with the settings of its authors.
 
 97 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
-accuracy, percent, mean of both policies, 5 seeds: 34.5 to 61.9 ± 1.6.
-The gate is all but shut: the median compatibility is 0.03, and 0.7% of the
-responses offered enter. With seed 0 (59.4; GRPO 59.7) method.graft.admission=all
-gives 59.5, without method.graft.weighted 58.5, and with
-method.graft.success_only, too, 71.8.
+accuracy, percent, mean of both policies, 5 seeds: from 34.5 to 61.9 ± 1.6.
+The gate admits 0.7% of the responses offered; the median compatibility is 0.03.
+Cumulative ablations with seed 0, where GRAFT has 59.4 and GRPO 59.7: no gate
+(method.graft.admission=all) 59.5; no weights (method.graft.weighted=False)
+58.5; successes only (method.graft.success_only=True) 71.8.
 
 To vary: method.graft.floor, method.graft.admission=all (no gate) or random,
 method.which=complementary (unbalanced) or random, method.how=luffy,

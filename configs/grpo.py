@@ -7,7 +7,7 @@ tokens of DAPO, https://arxiv.org/abs/2503.14476. What the other methods are
 compared with.
 
 100 s and 0.9 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
-policies, 5 seeds: 34.5 to 62.6 ± 2.2.
+policies, 5 seeds: from 34.5 to 62.6 ± 2.2.
 
 To vary: train.aggregation (sequence_mean is GRPO's own, constant is that of
 Dr. GRPO), method.clip_high, train.mini_batches, train.samples.

@@ -1,12 +1,12 @@
-"""HACPO: all share all rollouts, weighed by how able each policy is.
+"""HACPO: policies share all rollouts, weighted by their relative accuracies.
 
   python launch/tpu_pod.py --config=configs/hacpo.py
 
 https://arxiv.org/abs/2603.02604, on GSPO, with the settings of its authors
 (delta, delta_step and alpha differ from pair to pair there).
 
-222 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
-accuracy, percent, mean of both policies, 5 seeds: 34.5 to 59.9 ± 2.2.
+222 s on 2 CPU cores, beside another run and with the warm start cached.
+Held-out accuracy, percent, mean of both policies, 5 seeds: from 34.5 to 59.9 ± 2.2.
 
 To vary: method.baseline=pooled, method.hacpo.capability_weight=False,
 method.hacpo.alpha=0 and method.hacpo.clip=False leave out its four mechanisms;

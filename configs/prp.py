@@ -1,4 +1,4 @@
-"""PRP: peers' rollouts join the group, carried over by THL.
+"""PRP: peers' rollouts join the group, transferred by THL.
 
   python launch/tpu_pod.py --config=configs/prp.py
 
@@ -7,7 +7,7 @@ common chunks of bytes and their truncation are our reconstruction
 (losses/prp.py).
 
 141 s and 1.2 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
-policies, 5 seeds: 34.5 to 65.5 ± 2.6.
+policies, 5 seeds: from 34.5 to 65.5 ± 2.6.
 
 To vary: method.prp.max_ratio, method.baseline=own (peers' rollouts against the
 policy's own rewards), thl.max_tokens, train.samples.

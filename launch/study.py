@@ -1,4 +1,4 @@
-"""Compares methods at equal rollouts: runs each with each seed, and reports.
+"""Compares methods: runs each with each seed, and reports.
 
 python launch/study.py --out=runs/study --methods=grpo,prp --seeds=0,1,2
 python launch/study.py --out=runs/study --methods=grpo,prp --parallel=2

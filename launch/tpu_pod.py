@@ -1,4 +1,4 @@
-"""Trains policies together: on a TPU VM or a laptop, or on one for each.
+"""Trains policies together: all in one process, or each on its own machine.
 
 python launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=20
 

@@ -6,8 +6,8 @@
   ratio     whether importance ratios of own rows are per token or per sequence
 
 What a policy publishes follows from the kinds of records that its parts read.
-Parts are functions on the host, in `sharing/`; objectives are functions on
-arrays, in `losses/`. A flag replaces a part:
+Parts are functions on the host, in `sharing/`; objectives are built from the
+formulas in `losses/` by `update/objectives.py`. A flag replaces a part:
 `--config.method.which=rescue --config.method.how=graft`.
 """
 
@@ -59,8 +59,8 @@ class How(NamedTuple):
   objective: Callable
   reads: str = 'rollout'  # The kind of records that the groups come from.
   needs: tuple[str, ...] = ()  # Other kinds of records that it reads.
-  # Of a peer's rollout: against the learner's 'baseline', or in the group of its
-  # 'source'.
+  # What the advantage of a peer's rollout is relative to: the learner's
+  # 'baseline', or the group of its 'source', the peer.
   advantage: str = 'baseline'
   # A name in `packing.PEER_AVERAGES`, made of `config.method`.
   average: Callable = lambda settings: 'joint'
@@ -75,14 +75,14 @@ METHODS = {
   # Mutual RL, 2605.07244: peers' rewards move the baseline.
   'xgrpo': Parts(baseline='pooled'),
   # Mutual RL, 2605.07244: peers' rollouts join the group.
-  'prp': Parts(which='all', how='ratio', baseline='pooled'),
+  'prp': Parts(which='all', how='prp', baseline='pooled'),
   # Mutual RL, 2605.07244: a peer's success where a whole group fails.
-  'sgt': Parts(which='rescue', how='nll'),
+  'sgt': Parts(which='rescue', how='sgt'),
   # 2603.02604: peers' rollouts, weighed by capability.
   'hacpo': Parts(
     which='all', how='hacpo', baseline='capability', ratio='sequence'
   ),
-  # 2609.37868: a peer's compatible group in place of one that failed.
+  # 2609.37868: a peer's compatible responses in place of a failed own group.
   'graft': Parts(which='balanced', how='graft'),
 }
 WHICH = {
@@ -102,10 +102,10 @@ BASELINES = {
 }
 HOW = {
   'none': None,
-  'ratio': How(rows=prp.rows, objective=objectives.peer_ratio),
-  'nll': How(
+  'prp': How(rows=prp.rows, objective=objectives.peer_ratio),
+  'sgt': How(
     rows=sgt.rows,
-    objective=objectives.nll,
+    objective=objectives.log_likelihood,
     reads='outcome',
     average=sgt.average,
   ),
@@ -240,7 +240,7 @@ class Method:
 
 
 def rescues(context: context_lib.Context) -> Mapping:
-  """The share of the prompts that the learner fails which peers claim to solve.
+  """How many of the prompts that the learner fails are solved by peers.
 
   Returns 'rescue_rate', of the prompts that a whole own group fails and that
   peers share, the share that any peer solved, and 'rescued_by', the share that
@@ -278,7 +278,7 @@ def build(settings: ml_collections.ConfigDict) -> Method:
   checks.require(
     (parts.which == 'none') == (parts.how == 'none'),
     f'method.which={parts.which} and method.how={parts.how}: give both, or '
-    'neither; rows that are selected must enter somehow',
+    'neither',
   )
   method = Method(parts, settings)
   how, fits = method.how, ('own', 'pooled')
@@ -287,7 +287,7 @@ def build(settings: ml_collections.ConfigDict) -> Method:
   checks.require(
     not settings.leave_one_out or parts.baseline in fits,
     f'method.leave_one_out with method.baseline={parts.baseline} and '
-    f'method.how={parts.how}: a reward can be left out only of a mean that it '
-    f'is in; use method.baseline={fits[-1]}',
+    f'method.how={parts.how}: a reward can be left out only of a mean that '
+    f'includes it; use method.baseline={fits[-1]}',
   )
   return method

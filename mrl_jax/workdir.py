@@ -2,7 +2,7 @@
 
   config.json        `Setup`: the config, and digests of what the run read
   plan.json          `Plan`: which policy has which devices
-  metrics.jsonl      `Row`: a line for each round and policy
+  metrics.jsonl      `RoundMetrics`: a line for each round and policy
   evaluations.jsonl  `Evaluation`: a line for each evaluation and policy
   summary.json       `Summary`, once the run is finished
   checkpoints/ tensorboard/ see/ (journals) cache/ report.html
@@ -33,7 +33,7 @@ OVERALL = 'all'  # Names the accuracy over all families.
 
 Number = float | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
-# Counts of records by 'sender->receiver' (in a `Row`, by sender), kind and fate.
+# Counts of records by 'sender->receiver' (in a `RoundMetrics`, by sender), kind and fate.
 Pairs = dict[str, dict[str, dict[str, int]]]
 Residuals = dict[str, transfer.Residual]
 _Accuracy = TypeVar('_Accuracy')  # A number, or numbers by family.
@@ -117,7 +117,7 @@ class Timing(_Struct):
   phases: dict[str, float] = {}
 
 
-class Row(_Struct):
+class RoundMetrics(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group

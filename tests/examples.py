@@ -182,7 +182,7 @@ def context(
       np.full(len(row.ids), -1.0, np.float32) for row in rows
     ],
     'rng': np.random.default_rng(0),
-    'capability': {'a': 1.0, 'b': 1.0},
+    'capability_ratio': {'a': 1.0, 'b': 1.0},
   }
   return context_lib.Context(**{**fields, **changes})
 

@@ -162,8 +162,8 @@ MUTATIONS = (
   Mutation(
     'HACPO weight inverted',
     _SHARING + 'hacpo.py',
-    'weight = 1 / context.capability[peer]',
-    'weight = context.capability[peer]',
+    'weight = 1 / context.capability_ratio[peer]',
+    'weight = context.capability_ratio[peer]',
     ('tests/sharing/test_hacpo.py',),
   ),
   Mutation(

@@ -25,7 +25,7 @@ from mrl_jax.update import checkpoint
 from tests import examples
 
 ROUNDS = 2
-Rows = dict[str, list[workdir_lib.Row]]  # By policy.
+Rows = dict[str, list[workdir_lib.RoundMetrics]]  # By policy.
 
 
 class Run(NamedTuple):
@@ -117,7 +117,7 @@ def rows(workdir: str) -> Rows:
   """The rows of `metrics.jsonl` by policy, without times and evaluations."""
   by_policy = {}
   for line in workdir_lib.lines(os.path.join(workdir, workdir_lib.ROUNDS)):
-    row = msgspec.convert(line, workdir_lib.Row)
+    row = msgspec.convert(line, workdir_lib.RoundMetrics)
     by_policy.setdefault(row.policy, []).append(_untimed(row))
   return by_policy
 

@@ -145,8 +145,9 @@ def test_any_which_goes_with_any_how(which, how):
   # No advantage of a 0 or a 1 is large, whatever it is compared with.
   assert all(abs(row.advantage) < 4 for row in batch.peer)
   # All that the peer has on p0 are failures, which are no demonstrations.
-  assert prompts == (expected - {0} if how == 'nll' else expected)
-  assert len(prompts) == 1 or which == 'all' or how == 'nll'
+  demonstrates = algorithms.HOW[how].reads == 'outcome'
+  assert prompts == (expected - {0} if demonstrates else expected)
+  assert len(prompts) == 1 or which == 'all' or demonstrates
 
 
 def evaluate(objective, logp_BT=None, rows=None):
@@ -238,7 +239,7 @@ def test_records_about_other_prompts_are_left_out():
 
 def test_a_flag_replaces_one_part():
   changed = method('prp', baseline='own')
-  assert changed.parts == ('all', 'ratio', 'own', 'token')
+  assert changed.parts == ('all', 'prp', 'own', 'token')
   assert changed.kinds == {'rollout'}
 
 
@@ -349,7 +350,7 @@ def test_graft_keeps_a_group_of_which_no_substitute_is_compatible():
 
 def test_hacpo_takes_everything_against_the_learners_own_baseline():
   received = publishes('hacpo', groups(PEER_REWARDS, 'b'))
-  capability = {'capability': {'a': 1.0, 'b': 0.5}}
+  capability = {'capability_ratio': {'a': 1.0, 'b': 0.5}}
   batch, context = learn('hacpo', received, context=capability, scale='none')
   # p0: (1 + .5 * 2) / 8 = .25; p1: (0 + .5 * 2) / 8 = .125; w(j, k) = 2.
   np.testing.assert_allclose(

@@ -52,6 +52,8 @@ def test_a_method_that_uses_own_success_rates(tables, monkeypatch):
   tests['test_demonstrations_fade_as_the_policy_succeeds']()
   # What every method must do, it does: equal its base without peers.
   test_algorithms.test_without_peers_every_method_is_its_base('faded_sgt')
+  for which in ('all', 'rescue', 'balanced', 'random'):
+    test_algorithms.test_any_which_goes_with_any_how(which, 'faded_sgt')
   method = algorithms.build(made.method)
   assert method.kinds == {'outcome'}
   peers = test_algorithms.groups(test_algorithms.PEER_REWARDS, 'b')

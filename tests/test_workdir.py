@@ -121,13 +121,15 @@ def test_lines_end_before_one_that_a_kill_cut_short(tmp_path):
 
 
 def test_what_is_unknown_is_not_written(tmp_path):
-  row = workdir.Row(round=0, policy='a', reward=0.0, refused={'empty': 1})
+  row = workdir.RoundMetrics(
+    round=0, policy='a', reward=0.0, refused={'empty': 1}
+  )
   workdir.write(os.fspath(tmp_path), 'row.json', row)
   values = json.loads((tmp_path / 'row.json').read_text())
   assert values == {
     'round': 0, 'policy': 'a', 'reward': 0.0, 'refused': {'empty': 1},
   }  # fmt: skip
-  assert msgspec.convert(values, workdir.Row) == row
+  assert msgspec.convert(values, workdir.RoundMetrics) == row
 
 
 def test_a_histogram_has_the_bins_of_the_config():

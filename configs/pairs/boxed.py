@@ -1,11 +1,11 @@
 r"""What the pairs of this folder have in common: mathematics, boxed answers.
 
-Give the data, which are not downloaded:
+Nothing is downloaded but models; name the data with
 
   --config.data.jsonl.train=FILE --config.data.jsonl.heldout=FILE
 
-are lines of JSON such as {"problem": ..., "answer": ...}, where the answer is
-bare, in \boxed{}, or behind ####. It takes `pip install -e '.[math]'`.
+Each line is JSON, {"problem": ..., "answer": ...}; the answer is bare, in
+\boxed{}, or behind ####. The verifier needs `pip install -e '.[math]'`.
 
 Not tried at this size: no accelerator was at hand. The tests run one pair with
 small models in place of its own.
@@ -17,7 +17,7 @@ TASK = 'Please reason step by step, and put your final answer within \\boxed{}.'
 
 
 def get_config(paths):
-  """Policies called as in `paths`, which has their models."""
+  """The config of policies whose models are `paths`, by the policy's name."""
   config = base.get_config()
   config.policies = {
     name: base.pretrained(path, f'{{prompt}}\n{TASK}\n')

@@ -3,7 +3,7 @@
   python launch/tpu_pod.py --config=configs/pairs/graft.py:smollm3_qwen3
     --config.data.jsonl.train=FILE --config.data.jsonl.heldout=FILE
 
-After the colon stands one of `PAIRS`. The data are the 7,500 problems of MATH,
+After the colon, give one of `PAIRS`. The data are the 7,500 problems of MATH,
 three times, in 174 rounds. Its average of five test sets, SmolLM3 and Qwen3:
 GRPO 32.60 and 31.20, SGT 34.88 and 31.24, GRAFT 37.06 and 33.44.
 

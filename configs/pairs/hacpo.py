@@ -3,7 +3,7 @@
   python launch/tpu_pod.py --config=configs/pairs/hacpo.py:qwen3_4b_llama3_3b
     --config.data.jsonl.train=FILE --config.data.jsonl.heldout=FILE
 
-After the colon stands one of `PAIRS`. The data are the 7,500 problems of MATH,
+After the colon, give one of `PAIRS`. The data are the 7,500 problems of MATH,
 once, in 58 rounds.
 
 To vary: method.name=gspo, by itself (the authors double train.samples).

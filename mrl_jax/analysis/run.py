@@ -69,7 +69,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
   settings: Settings = Settings()  # Keys of the config, with checked types.
   plan: workdir.Plan = workdir.Plan()
   # By policy, in the order of rounds.
-  rows: Mapping[str, Sequence[workdir.Row]] = {}
+  rows: Mapping[str, Sequence[workdir.RoundMetrics]] = {}
   evaluations: Mapping[str, Sequence[workdir.Evaluation]] = {}
   # None if the run is not finished, or if it continued since.
   summary: workdir.Summary | None = None
@@ -91,7 +91,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     return [*self.policies, *sorted(names - {*self.policies})]
 
   @functools.cached_property
-  def all_rows(self) -> list[workdir.Row]:
+  def all_rows(self) -> list[workdir.RoundMetrics]:
     """The metrics of all policies."""
     return [row for rows in self.rows.values() for row in rows]
 
@@ -119,7 +119,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     return self.totals.timing.seconds
 
   @functools.cached_property
-  def process(self) -> list[workdir.Row]:
+  def process(self) -> list[workdir.RoundMetrics]:
     """A row for each round; rows of all policies have the same times."""
     rows = {row.round: row for row in self.all_rows}
     return [rows[round] for round in sorted(rows)]
@@ -223,7 +223,7 @@ def read(folder: str) -> Run:
     or Settings()
   )
   plan = reader.object(workdir.PLAN, workdir.Plan) or workdir.Plan()
-  rows = reader.lines(workdir.ROUNDS, workdir.Row)
+  rows = reader.lines(workdir.ROUNDS, workdir.RoundMetrics)
   done = max((row.round + 1 for row in rows), default=0)
   is_optional = done < (settings.rounds or 0)
   summary = reader.object(workdir.SUMMARY, workdir.Summary, is_optional)

@@ -127,7 +127,7 @@ _numbers = operator.attrgetter(
 )
 
 
-def _rows(run) -> list[Sequence[workdir.Row]]:
+def _rows(run) -> list[Sequence[workdir.RoundMetrics]]:
   """The rows of each policy; checks that there is one for each round."""
   by_policy = {**{name: [] for name in run.summary.policies}, **run.rows}
   for name, rows in by_policy.items():

@@ -60,9 +60,9 @@ class Context:
   # `reference=True`, under the reference policy.
   score: Callable[..., Sequence[np.ndarray]]
   rng: np.random.Generator  # Of the learner's random choices in this round.
-  # w(learner, policy) of every policy that told its accuracy; see
+  # w(learner, policy) of every policy that reported its accuracy; see
   # `hacpo.capability_ratios`.
-  capability: Mapping[str, float]
+  capability_ratio: Mapping[str, float]
   # Indices of the prompts whose own groups are trained on; None is all.
   kept: Sequence[int] | None = None
   log: Log = dataclasses.field(default_factory=Log)  # Changed in place.
@@ -74,9 +74,10 @@ class Context:
 
   @functools.cached_property
   def peer_records(self) -> list[records.Record]:
-    """Records about prompts of this round; of each kind, a peer's newest.
+    """Records about prompts of this round.
 
-    With `see.max_staleness`, a peer's group may be there of several rounds.
+    With `see.max_staleness`, a peer's records of several rounds may be about the
+    same prompt; of each kind, only those of the newest round count.
     """
     about = [r for r in self.received if r.header.prompt in self.index]
     newest = {}

@@ -22,8 +22,8 @@ def weights(
   entropy bonus.
 
   Truncated importance sampling: https://fengyao.notion.site/off-policy-rl;
-  masked: https://arxiv.org/abs/2510.18855, IcePop, of which this is the upper
-  bound.
+  masked: https://arxiv.org/abs/2510.18855, IcePop, of which this has the upper
+  bound only.
 
   Args:
     trainer_logp: f32 [T], log-probabilities of the trainer before it updates.

@@ -1,4 +1,4 @@
-"""GRAFT: a peer's group in place of one's own that failed, if compatible."""
+"""GRAFT: a peer's compatible responses in place of an own group that failed."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,4 +1,4 @@
-"""GRPO: advantages relative to a baseline, by default of the own group."""
+"""GRPO: advantages relative to a baseline, by default the own group's mean."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def advantages(
   leave_one_out: bool = False,
   prompts: Sequence[int] | slice = slice(None),
 ) -> np.ndarray:
-  """Differences to the baseline's mean, in standard deviations.
+  """Differences from the baseline's mean, in standard deviations.
 
     A = (r - b) / (s + 1e-6)
 

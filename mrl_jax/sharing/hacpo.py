@@ -1,4 +1,4 @@
-"""HACPO: capability of the policies, and what is weighed by it.
+"""HACPO: the capability of the policies, and what is weighted by it.
 
 https://arxiv.org/abs/2603.02604; where the paper and its authors' code differ,
 the code.
@@ -69,14 +69,14 @@ def baseline(context: context_lib.Context) -> grpo.Baseline:
 
     b_k = (sum over sources j of w(k, j) times the rewards of j) / n
 
-  It is the learner's own mean where b_k is above 1, the largest reward, and the
-  plain mean where all n rewards are equal. The deviation is that of the n raw
+  It is the learner's own mean where b_k is above 1 (HACPO's rewards are 0 and 1),
+  and the plain mean where all n rewards are equal. The deviation is that of the n raw
   rewards; HACPO takes the unbiased one (`grpo.SCALES`). HACPO, sec. 3.1.
   """
   own_P3, peers = context.own_moments_P3, context.peer_moments
   all_P3 = sum(peers.values(), own_P3)
   weighted_P1 = own_P3[:, 1:2] + sum(
-    context.capability[name] * peer_P3[:, 1:2]
+    context.capability_ratio[name] * peer_P3[:, 1:2]
     for name, peer_P3 in peers.items()
   )
   plain = grpo.baseline(all_P3)
@@ -97,7 +97,7 @@ def rows(
   token of a row has the peer's mean as its denominator. The advantage is the
   learner's times w(j, k) = 1 / w(k, j), the peer's capability relative to the
   learner's (without `hacpo.capability_weight`, times 1). Rollouts of a peer
-  that never told its accuracy are left out and counted.
+  that never reported its accuracy are left out and counted.
 
   HACPO, https://arxiv.org/abs/2603.02604, sec. 3.2.
   """
@@ -105,10 +105,10 @@ def rows(
   for row, rollout in peer_rows.pairs(groups, context):
     peer, weight = rollout.header.policy, 1.0
     if context.settings.hacpo.capability_weight:
-      if peer not in context.capability:
+      if peer not in context.capability_ratio:
         context.log.refused['unknown_capability'] += 1
         continue
-      weight = 1 / context.capability[peer]
+      weight = 1 / context.capability_ratio[peer]
     weights[peer] = weight
     mean = rollout.policy_logp.mean(dtype=np.float64)
     found.append(

@@ -16,8 +16,9 @@ class PeerGroup(NamedTuple):
   prompt: int  # Index of the prompt in the round.
   count: int  # Of samples.
   successes: int
-  # The samples, if whole rollouts crossed. Their advantages are those in the
-  # peer's own group until the method replaces them.
+  # The samples, if whole rollouts crossed. Their advantages are relative to the
+  # peer's own group, by the learner's rewards and divided by their standard
+  # deviation, until the method replaces them.
   rollouts: Sequence[records.Rollout] = ()
   texts: Sequence[bytes] = ()  # Different successes, if outcomes crossed.
 
@@ -69,7 +70,7 @@ def _from_rollouts(peer, prompt, group, judgements, log) -> PeerGroup:
 
 
 def _from_outcomes(peer, prompt, group, judgements, log) -> PeerGroup:
-  """Successes that are not quoted count if those that are can be verified."""
+  """The claimed number of successes counts if any text that is quoted is one."""
   (outcome,) = group
   texts = [text for text in outcome.texts if next(judgements)[1] == 'correct']
   log.refused['false_success'] += len(outcome.texts) - len(texts)

@@ -1,4 +1,4 @@
-"""Training rows of peers' rollouts, carried over by THL."""
+"""Training rows of peers' rollouts, transferred by THL."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from mrl_jax.thl import transfer
 def pairs(
   groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
 ) -> list[tuple[rows_lib.Row, records.Rollout]]:
-  """A row for each rollout that THL carries over, beside the rollout.
+  """A row for each rollout that THL transfers, beside the rollout.
 
-  Denominators are the peer's log-probabilities, carried onto the learner's
-  tokens. What THL refuses or loses is counted in the log of `context`.
+  Denominators are the peer's log-probabilities, projected onto the
+  learner's tokens. What THL refuses or loses is counted in the log of `context`.
   """
   found = []
   for group in groups:

@@ -1,4 +1,4 @@
-"""PRP: peers' rollouts join the group, carried over by THL."""
+"""PRP: peers' rollouts join the group, transferred by THL."""
 
 from collections.abc import Sequence
 
@@ -22,9 +22,10 @@ def rows(
   over the learner's tokens, with the log-probability that THL assigns to each
   ('token').
 
-  `denominators`: the log-probabilities of the peer ('behaviour'), or those of
-  the learner before it trains ('recompute'). Recomputed ratios begin at 1 and
-  vary little, but the update is no longer that of the expected reward.
+  `denominators`: the log-probabilities of the peer at temperature 1
+  ('behaviour'), or those of the learner before it trains ('recompute'). Recomputed ratios begin at 1 and
+  vary little, but the update no longer corrects for the peer's
+  distribution, and is not a policy gradient of the expected reward.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts and lets the
   learner score them; both switches are our reconstruction.

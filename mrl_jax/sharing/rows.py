@@ -51,7 +51,7 @@ def own_row(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
 
 
 def demonstration(prompt: int, ids: np.ndarray, weight: float = 1.0) -> Row:
-  """A row whose likelihood is maximised; nothing is known of who wrote it."""
+  """A row whose likelihood is maximised, without a source's log-probabilities."""
   return Row(
     prompt,
     ids,

@@ -1,7 +1,8 @@
 """Which of the peers' groups a policy learns from.
 
-Every function takes the peers' groups, whose successes the learner has verified
-itself, and the context of the round; it returns the groups that are selected.
+Every function takes the peers' groups, which the learner has verified itself
+(`peer_groups.gather`), and the context of the round; it returns the groups that
+are selected.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def rescue(groups: Groups, context: context_lib.Context) -> Groups:
 def complementary(groups: Groups, context: context_lib.Context) -> Groups:
   """Where the learner's whole group fails and a peer's is mixed.
 
-  With several such peers, the group with most successes is taken. GRAFT,
+  With several such peers, the group with most successes is selected. GRAFT,
   https://arxiv.org/abs/2609.37868, before balancing; the choice between peers
   is our reconstruction, as GRAFT has two policies.
   """
@@ -43,11 +44,11 @@ def complementary(groups: Groups, context: context_lib.Context) -> Groups:
 
 
 def balanced(groups: Groups, context: context_lib.Context) -> Groups:
-  """As many `complementary` groups as the peer could take from this learner.
+  """At most as many `complementary` groups as the peer gets in return.
 
   For every peer, m is the smaller number of candidates of the two directions.
   The learner's candidates are ranked by the peer's successes; the first m are
-  taken, and all that tie with the last of them. GRAFT,
+  selected, with all that tie with the last of them. GRAFT,
   https://arxiv.org/abs/2609.37868.
   """
   taken = []
@@ -68,7 +69,7 @@ def balanced(groups: Groups, context: context_lib.Context) -> Groups:
 
 
 def random(groups: Groups, context: context_lib.Context) -> Groups:
-  """As many groups as `balanced` takes, of prompts drawn at random.
+  """As many groups as `balanced` selects, of prompts drawn at random.
 
   A control: it separates the effect of which groups are selected from that of
   how many. GRAFT's authors match the number of prompts; so do we.

@@ -7,9 +7,9 @@ from mrl_jax.sharing import peer_groups
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.thl import transfer
 
-# What the NLL terms of a mini-batch are averaged over: all its prompts, so that
-# transfer fades as fewer prompts are rescued, or the rescued prompts only. The
-# values are names in `packing.PEER_AVERAGES`.
+# What the NLL terms of a mini-batch are divided by: the number of its prompts, so
+# that they shrink as fewer prompts are rescued, or the number of rescued prompts.
+# The values are names in `packing.PEER_AVERAGES`.
 NORMALISERS = {'batch': 'prompts', 'rescue': 'rows'}
 
 
@@ -21,11 +21,19 @@ def average(settings) -> str:
 def rows(
   groups: Sequence[peer_groups.PeerGroup], context: context_lib.Context
 ) -> list[rows_lib.Row]:
-  """A row for each prompt: a success drawn from those of the selected groups.
+  """At most one row for each prompt: a success drawn from the selected groups.
 
-  The loss of a row is lambda (`config.method.sgt.weight`) times the mean
-  negative log-likelihood of its tokens. It needs no probability of the peer, so
-  that only texts cross.
+  A mini-batch of P prompts adds to the loss of own rows, over its rescued prompts
+  p with the success y_p,
+
+    (lambda / P) sum_p (1 / |y_p|) sum_t -log pi(y_pt | x_p, y_p<t)
+
+  where lambda is `config.method.sgt.weight`, and |y_p| counts the learner's
+  tokens with end-of-sequence. With `sgt.normaliser` 'rescue', P is the number of
+  rescued prompts. Here are the rows with lambda; `packing.PEER_AVERAGES` has the
+  averages, `objectives.log_likelihood` the log-likelihood, and `update.build`
+  sums and negates. No probability of the peer enters: only texts and numbers of
+  successes cross.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, as re-implemented by GRAFT's
   authors. Our reconstruction: the success is drawn uniformly from the different

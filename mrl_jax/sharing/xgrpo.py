@@ -14,10 +14,10 @@ def pooled(context: context_lib.Context) -> grpo.Baseline:
   where n counts own and peers' samples of the prompt, and the deviation is over
   the same n rewards. Only reward statistics cross; the policy trains on its own
   rollouts. If no own sample succeeds and k of the n do, every own row has the
-  advantage -sqrt(k / (n - k)). Without peers the baseline is exactly the own.
+  advantage -sqrt(k / (n - k)). Without peers the baseline is exactly `grpo.own`.
 
-  Mutual RL, https://arxiv.org/abs/2605.07244, shares advantage signals; that
-  they are pooled moments is our reconstruction.
+  Mutual RL, https://arxiv.org/abs/2605.07244, shares advantage signals;
+  that they are pooled moments is our reconstruction.
   """
   peers = context.peer_moments.values()
   return grpo.baseline(sum(peers, context.own_moments_P3))
@@ -30,7 +30,7 @@ def interpolated(context: context_lib.Context) -> grpo.Baseline:
 
   with a = `config.method.interpolation`; the deviation is that of the same
   mixture. With a = h / n, where h of the n samples are peers', it is `pooled`.
-  On prompts without peer rewards it is the own baseline. Our reconstruction, as
+  On prompts without peer rewards it is `grpo.own`. Our reconstruction, as
   `pooled` is.
   """
   own_P3 = context.own_moments_P3

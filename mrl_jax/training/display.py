@@ -68,7 +68,7 @@ def show_end(
   )
 
 
-def note(row: workdir.Row) -> str:
+def note(row: workdir.RoundMetrics) -> str:
   """A policy's round in a few words."""
   return (
     f'reward {row.reward:.2f}  {row.timing.tokens_per_second:,.0f} tok/s  '

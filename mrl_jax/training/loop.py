@@ -75,7 +75,7 @@ def train(
   writer: metrics.Writer,
   console: console_lib.Console,
 ) -> None:
-  """Plays the rounds that are left, and writes the metrics of each."""
+  """Plays the remaining rounds, and writes the metrics of each."""
   config, total = job.config, job.config.train.rounds
   began = job.began - progress.seconds
 
@@ -86,7 +86,7 @@ def train(
   totals = dict.fromkeys(job.workers, total)
   with display.live(console, 'round', totals, progress.rounds) as advance:
     while progress.rounds < total:
-      rows = play_round(job, progress)
+      results = play_round(job, progress)
       if due(config.eval.every):
         with job.watch('evaluation'):
           accuracy = evaluate(job, progress.rounds, writer)
@@ -94,15 +94,15 @@ def train(
       progress.seconds = time.monotonic() - began
       phases = job.watch.lap()
       evaluated = progress.accuracy.get(progress.rounds, {})
-      for name, row in rows.items():
+      for name, result in results.items():
         timing = msgspec.structs.replace(
-          row.timing, elapsed=progress.seconds, phases=phases
+          result.timing, elapsed=progress.seconds, phases=phases
         )
-        row = msgspec.structs.replace(
-          row, timing=timing, heldout_accuracy=evaluated.get(name, {})
+        result = msgspec.structs.replace(
+          result, timing=timing, heldout_accuracy=evaluated.get(name, {})
         )
-        writer.round(row)
-        advance(name, display.note(row))
+        writer.round(result)
+        advance(name, display.note(result))
       if due(config.checkpoint.every):
         with job.watch('checkpoints'):
           progress_lib.save(job, progress, checkpoints)
@@ -110,13 +110,13 @@ def train(
 
 def play_round(
   job: job_lib.Job, progress: progress_lib.Progress
-) -> dict[str, workdir.Row]:
+) -> dict[str, workdir.RoundMetrics]:
   """Plays one round of all policies; returns the metrics of each.
 
   Every policy samples a group for each prompt and publishes what its method
-  shares. Then every policy collects what its peers published, makes training
-  rows of it and of its own groups, and updates. Policies sample and update at
-  the same time, each on its own mesh: nothing waits for a device until its
+  shares. Then every policy collects what its peers published, builds training
+  rows from it and from its own groups, and updates. Policies sample and update
+  at the same time, each on its own mesh: nothing waits for a device until its
   result is needed.
   """
   complete, round = recorder.start(job), progress.rounds
@@ -137,24 +137,24 @@ def play_round(
   with job.watch('updates'):
     updates = jax.device_get(updates)
   progress.rounds += 1
-  rows = {}
+  results = {}
   for name, context in contexts.items():
-    row = statistics.row(
+    result = statistics.round_metrics(
       name, round, groups[name], context, batches[name], updates[name]
     )
-    if not math.isfinite(row.grad_norm):
+    if not math.isfinite(result.grad_norm):
       raise FloatingPointError(
-        f'round {round}: the gradient of {name} is {row.grad_norm}. The last '
+        f'round {round}: the gradient of {name} is {result.grad_norm}. The last '
         'checkpoint is sound; a lower train.optimizer.learning_rate or '
         'method.prp.max_ratio may help'
       )
     progress.add_residuals(name, context.log.residuals)
-    rows[name] = complete(row, groups[name])
-  return rows
+    results[name] = complete(result, groups[name])
+  return results
 
 
 def sample(job: job_lib.Job, prompts, round: int) -> dict:
-  """Samples a group for each prompt; policies publish them as they finish."""
+  """Samples a group for each prompt; each policy publishes when it finishes."""
   with job.watch('sampling'):
     sampling = {
       name: worker.start_sampling(
@@ -187,7 +187,7 @@ def collect(
   worker: worker_lib.Worker,
   sampled: dynamic_sampling.Sampled,
 ) -> context_lib.Context:
-  """Collects what peers published: a policy's context of the round."""
+  """Collects what peers published; returns the policy's context of the round."""
   name, round = worker.name, progress.rounds
   received = job.endpoints[name].collect(round, job.method.kinds)
   progress.accuracies[name] = hacpo.remember_accuracies(
@@ -208,7 +208,7 @@ def collect(
     rng=np.random.default_rng(
       [job.config.seed, round, zlib.crc32(name.encode())]
     ),
-    capability=hacpo.capability_ratios(progress.accuracies[name], name),
+    capability_ratio=hacpo.capability_ratios(progress.accuracies[name], name),
     kept=sampled.kept,
   )
   if received and not context.peer_records:
@@ -242,7 +242,7 @@ def finish(
   progress: progress_lib.Progress,
   console: console_lib.Console,
 ) -> workdir.Summary:
-  """Writes `summary.json` and shows what came of the run."""
+  """Writes `summary.json` and shows the results."""
   before, after = progress.accuracy[0], progress.accuracy[progress.rounds]
   overall, endpoints = workdir.OVERALL, job.endpoints
   received = {

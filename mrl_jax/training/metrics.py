@@ -61,7 +61,7 @@ class Writer:
       rows = filter(is_kept, workdir.lines(path))
       files.write(path, ''.join(json.dumps(row) + '\n' for row in rows))
 
-  def round(self, row: workdir.Row) -> None:
+  def round(self, row: workdir.RoundMetrics) -> None:
     """Writes the metrics of a policy's round."""
     values = msgspec.to_builtins(row)
     for sender, residual in row.residuals.items():

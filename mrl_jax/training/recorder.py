@@ -13,15 +13,18 @@ from mrl_jax.training import job as job_lib
 
 def start(
   job: job_lib.Job,
-) -> Callable[[workdir.Row, Sequence[Sequence[records.Rollout]]], workdir.Row]:
+) -> Callable[
+  [workdir.RoundMetrics, Sequence[Sequence[records.Rollout]]],
+  workdir.RoundMetrics,
+]:
   """Starts the counters and clocks of a round.
 
     complete = recorder.start(job)
     ...  # Play the round.
-    row = complete(row, groups)
+    result = complete(result, groups)
 
-  adds the exchange, verification results and times to a policy's row; `groups`
-  are its rollouts of the prompts that all policies share.
+  adds the exchange, verification results and times to a policy's metrics;
+  `groups` are its rollouts of the prompts that all policies share.
   """
   began = time.monotonic()
   before = {
@@ -31,15 +34,15 @@ def start(
   for worker in job.workers.values():
     worker.judge.since_last()  # Forget the answers of evaluations.
 
-  def complete(row, groups):
-    ledger = job.endpoints[row.policy].ledger
-    exchange_s, waited_s = before[row.policy]
+  def complete(result, groups):
+    ledger = job.endpoints[result.policy].ledger
+    exchange_s, waited_s = before[result.policy]
     seconds = time.monotonic() - began
     tokens = sum(len(r.ids) for group in groups for r in group)
     return msgspec.structs.replace(
-      row,
+      result,
       exchange=ledger.since_last(),
-      verified=job.workers[row.policy].judge.since_last(),
+      verified=job.workers[result.policy].judge.since_last(),
       timing=workdir.Timing(
         seconds=seconds,
         tokens_per_second=tokens / seconds,

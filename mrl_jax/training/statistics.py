@@ -11,14 +11,14 @@ from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import rows as rows_lib
 
 
-def row(
+def round_metrics(
   policy: str,
   round: int,
   groups: Sequence[Sequence[records.Rollout]],
   context: context_lib.Context,
   batch: rows_lib.Batch,
   updates: Sequence[Mapping[str, np.ndarray]],
-) -> workdir.Row:
+) -> workdir.RoundMetrics:
   """The metrics of a round, without what the exchange and the clock tell.
 
   `groups` are the policy's own rollouts of the prompts that all policies share,
@@ -27,7 +27,7 @@ def row(
   samples = [rollout for group in groups for rollout in group]
   success_PG = np.array([[r.success for r in group] for group in groups])
   log, used = context.log, len(context.peer_records)
-  return workdir.Row(
+  return workdir.RoundMetrics(
     round=round,
     policy=policy,
     reward=_mean(r.reward for r in samples),

@@ -127,8 +127,8 @@ def shaped(settings, scores, rows):
   return objective_BT, {'tokens': _total(rows.mask_BT, rows)}
 
 
-def nll(settings, scores, rows):
-  """SGT on peers' successes: their log-likelihood."""
+def log_likelihood(settings, scores, rows):
+  """SGT on peers' successes."""
   del settings
   logp = _total(scores.logp_BT, rows)
   return scores.logp_BT, {'tokens': _total(rows.mask_BT, rows), 'logp': logp}

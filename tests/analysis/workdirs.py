@@ -43,7 +43,7 @@ PLAN = workdir.PolicyPlan(
 
 def row(
   round: int, policy: str, peers: Iterable[str] = (), **fields
-) -> workdir.Row:
+) -> workdir.RoundMetrics:
   """The metrics of a round of four seconds; the run started 10 s before."""
   timing = workdir.Timing(
     seconds=4.0, tokens_per_second=100.0, elapsed=10.0 + 4 * (round + 1),
@@ -59,7 +59,7 @@ def row(
     'exchange': {peer: {'rollout': FATES} for peer in peers},
     'residuals': dict.fromkeys(peers, RESIDUAL), 'timing': timing, **fields,
   }  # fmt: skip
-  return workdir.Row(round=round, policy=policy, **values)
+  return workdir.RoundMetrics(round=round, policy=policy, **values)
 
 
 def evaluation(
@@ -127,7 +127,7 @@ def write(
   policies: Iterable[str] = POLICIES,
   rounds: int = 4,
   config: Mapping[str, object] | None = None,
-  rows: Iterable[workdir.Row] | None = None,
+  rows: Iterable[workdir.RoundMetrics] | None = None,
   after: Mapping[str, float] | None = None,
   before: float = 0.25,
   seconds: float | None = None,

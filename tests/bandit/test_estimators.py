@@ -225,7 +225,7 @@ class Groups:
     seen = types.SimpleNamespace(
       own_moments_P3=own_P3,
       peer_moments={'peer': peer_P3},
-      capability={'peer': ratio},
+      capability_ratio={'peer': ratio},
     )
     return [
       grpo.advantages(rewards_1G, baseline(seen), scale=scale)[0]
@@ -373,7 +373,7 @@ def grafted_rows(groups, length):
       logp(problem.pi_K, row.prompt, len(row.ids)) for row in rows
     ],
     rng=np.random.default_rng(0),
-    capability={},
+    capability_ratio={},
   )
   one_each = [
     peer_groups.PeerGroup('peer', h, 1, int(rollout.success), [rollout])

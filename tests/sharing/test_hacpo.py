@@ -56,7 +56,7 @@ def baseline(own, peers, capability):
     examples.context(
       groups=[examples.group(own)],
       received=[examples.stats(r, policy=name) for name, r in peers.items()],
-      capability=capability,
+      capability_ratio=capability,
     )
   )
 
@@ -123,7 +123,7 @@ def rows(capability=None, advantage=-0.75, **changes):
   context = examples.context(
     RECEIVER,
     method=examples.settings('hacpo', **changes),
-    capability=capability or {'a': 1.0, 'b': 0.5},
+    capability_ratio=capability or {'a': 1.0, 'b': 0.5},
   )
   sent = examples.replace(SENT, advantage=advantage)
   return hacpo.rows([examples.peer_group(sent)], context), context.log

@@ -113,7 +113,7 @@ def test_progress_is_bars_on_a_terminal():
 
 
 def test_the_note_of_a_round():
-  row = workdir.Row(
+  row = workdir.RoundMetrics(
     round=0,
     policy='a',
     reward=0.512,

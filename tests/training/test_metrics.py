@@ -16,7 +16,7 @@ RESIDUAL = transfer.Residual(
 
 
 def row(round):
-  return workdir.Row(
+  return workdir.RoundMetrics(
     round=round,
     policy='llama',
     reward=0.5,
@@ -101,7 +101,7 @@ def test_a_round_is_a_line(written):
   (line,) = workdir.lines(str(written / 'metrics.jsonl'))
   error = line['residuals']['gemma'].pop('segmentation_error')
   assert error == RESIDUAL.segmentation_error == 0.25
-  assert msgspec.convert(line, workdir.Row) == row(0)
+  assert msgspec.convert(line, workdir.RoundMetrics) == row(0)
 
 
 def test_an_evaluation_is_a_line(written):
@@ -130,7 +130,7 @@ def test_events_are_of_a_policy_and_by_topic(written):
 
 
 def test_every_metric_has_a_topic():
-  fields = workdir.Row.__struct_fields__
+  fields = workdir.RoundMetrics.__struct_fields__
   assert {*fields} == {*metrics._NOT_EVENTS, *metrics._TOPIC}
 
 
@@ -139,7 +139,7 @@ def test_importance_ratios_are_a_histogram(tmp_path):
   counts[[0, 20, 30]] = 1, 5, 2  # Log ratios of -2 and less, about 0, about 1.
   ratios = workdir.Ratios(log_ratio_counts=counts.tolist())
   with contextlib.closing(metrics.Writer(str(tmp_path), None, {})) as writer:
-    writer.round(workdir.Row(round=3, policy='llama', own=ratios))
+    writer.round(workdir.RoundMetrics(round=3, policy='llama', own=ratios))
   (value,) = values(tmp_path / 'tensorboard' / 'llama').values()
   histogram = value.histo
   assert (histogram.min, histogram.max) == (pytest.approx(-2), pytest.approx(1))

@@ -36,9 +36,9 @@ def test_a_row_gets_what_its_round_alone_exchanged_verified_and_took(
   now = 12.0
   job.ledger.seconds, job.ledger.waited = 1.75, {'b': 0.75, 'c': 0.25}
   job.verified['correct'] = 4
-  row = workdir.Row(round=0, policy='a', reward=0.5)
+  row = workdir.RoundMetrics(round=0, policy='a', reward=0.5)
   groups = [examples.group([1.0, 0.0])]  # Of five tokens each.
-  assert complete(row, groups) == workdir.Row(
+  assert complete(row, groups) == workdir.RoundMetrics(
     round=0,
     policy='a',
     reward=0.5,

@@ -34,10 +34,10 @@ def counts(*bins):
   return np.bincount(bins, minlength=41).astype(np.float32)
 
 
-def row(*updates, context=None, own=OWN) -> workdir.Row:
+def row(*updates, context=None, own=OWN) -> workdir.RoundMetrics:
   context = context or examples.context(groups=GROUPS)
   batch = rows_lib.Batch(own=own, order=(0, 1))
-  return statistics.row('a', 3, GROUPS, context, batch, updates)
+  return statistics.round_metrics('a', 3, GROUPS, context, batch, updates)
 
 
 def test_means_over_the_round():

@@ -224,6 +224,6 @@ def test_luffy_and_sgt_read_the_learners_probabilities_only():
     [[2 * 5 / 6, 2 * 4 / 5, 2 * 0.25 / 0.35], [-5 / 6, -0.9, 0.0]],
     {'tokens': 5},
   )
-  logp_BT, sums = evaluate(peer(objectives.nll, settings()))
+  logp_BT, sums = evaluate(peer(objectives.log_likelihood, settings()))
   np.testing.assert_array_equal(logp_BT, LEARNER)
   np.testing.assert_allclose(sums['logp'], np.log(0.05 * 0.45), rtol=1e-6)

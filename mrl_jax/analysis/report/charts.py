@@ -40,7 +40,9 @@ class Curve(NamedTuple):
 
   title: str
   unit: str  # Starts with '%' if the field is a share from 0 to 1.
-  field: str  # Of `workdir.Row`, with dots; or 'heldout', of evaluations.
+  field: (
+    str  # Of `workdir.RoundMetrics`, with dots; or 'heldout', of evaluations.
+  )
   # Returns why a run lacks the field, if the reason is known.
   why: Callable[[run_lib.Run], str | None] = lambda run: None
   wide: bool = False  # As in `drawing.Chart`.
@@ -215,7 +217,7 @@ def _of_pairs(
   run: run_lib.Run,
   title: str,
   unit: str,
-  values: Callable[[workdir.Row], Mapping[str, float]],
+  values: Callable[[workdir.RoundMetrics], Mapping[str, float]],
   factor: float = 1.0,
 ) -> list[drawing.Chart]:
   """Charts of a number of each sender and receiver.

@@ -73,7 +73,7 @@ def test_it_tells_what_ran_and_the_results(whole):
 
 
 def test_accuracy_is_not_drawn_if_it_is_the_reward():
-  rows = {'gemma': [workdir.Row(0, 'gemma', reward=1, accuracy=1)]}
+  rows = {'gemma': [workdir.RoundMetrics(0, 'gemma', reward=1, accuracy=1)]}
   curves = page.learning(run_lib.Run(folder='', rows=rows))
   assert 'accuracy' not in [curve.field for curve in curves]
 
