@@ -5,6 +5,7 @@ python launch/bench.py see --response=4096
 python launch/bench.py policies --up_to=3
 python launch/bench.py memory --chunk=512
 python launch/bench.py bandit --groups=100000
+python launch/bench.py verify --hostile=0.02
 """
 
 from importlib import metadata
@@ -21,6 +22,7 @@ import bench_memory
 import bench_policies
 import bench_see
 import bench_thl
+import bench_verify
 from rich import console as console_lib
 
 from mrl_jax import checks
@@ -35,6 +37,7 @@ BENCHMARKS = {
   'policies': bench_policies.run,
   'memory': bench_memory.run,
   'bandit': bench_bandit.run,
+  'verify': bench_verify.run,
 }
 
 

@@ -68,7 +68,7 @@ def run() -> bench_tools.Result:
     'THL align': lambda: align.chunks(*lengths),
     'THL align + project': lambda: (
       align.chunks(*lengths),
-      align.project_extensive(rollout.policy_logp, *lengths),
+      align.project_extensive(rollout.sampling_logp, *lengths),
       align.project_mask(rollout.mask, *lengths),
     ),
     'THL transfer': lambda: transfer.transfer(

@@ -51,7 +51,7 @@ _REPORT = flags.DEFINE_bool(
   'report', False, 'Only report, by default on all arms and seeds in --out.'
 )
 
-_POLL_S, _STOP_S = 0.2, 10.0  # Between polls; before a child is killed.
+_POLL_S, _STOP_S = 0.2, 30.0  # Between polls; before a child is killed.
 _LAST_LINES = 20  # Printed of the log of a run that failed.
 _LABEL = re.compile(r'\w[\w.-]*')
 _CACHE = 'cache'
@@ -224,13 +224,17 @@ def _start(job) -> subprocess.Popen:
     fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     log.truncate(0)
     return subprocess.Popen(
-      job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+      job.command,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
+      process_group=0,  # Ctrl-C reaches it through `_stop` only.
     )
 
 
 def _stop(processes) -> None:
   for process in processes:
-    process.terminate()  # The run resumes from its last checkpoint.
+    process.terminate()  # The run writes a checkpoint.
   for process in processes:
     try:
       process.wait(_STOP_S)

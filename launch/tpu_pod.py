@@ -5,10 +5,13 @@ python launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=20
 Every key of mrl_jax/config_keys.py is a flag.
 """
 
+from collections.abc import Callable
 import datetime
 import os
 import pathlib
+import shlex
 import sys
+import threading
 
 from absl import app
 from absl import flags
@@ -35,9 +38,11 @@ def main(_):
   import jax
 
   from mrl_jax import checks
+  from mrl_jax import files
   from mrl_jax import workdir as workdir_lib
   from mrl_jax.training import job as job_lib
   from mrl_jax.training import loop
+  from mrl_jax.training import stopping
 
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
@@ -52,16 +57,77 @@ def main(_):
   )
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
   console = console_lib.Console()
+
+  def end(has_time):
+    if has_time:
+      write_report(workdir, console)
+    console.show_cursor()
+    print(f'Stopped. {how_to_resume(workdir)}', file=sys.stderr, flush=True)
+
+  stop = stopping.Stop()
+  stop.listen(config.checkpoint.stop_s, end)
+  silence(files.no_room)
   try:
     job = job_lib.build(config, workdir)
     try:
-      loop.run(job, console)
+      loop.run(job, console, stop)
     finally:  # Also a run that is stopped or fails has a report.
       write_report(workdir, console)
   except checks.InputError as error:
     sys.exit(f'{error}')
   except KeyboardInterrupt:
-    sys.exit(f'Interrupted. The same flags with --workdir={workdir} resume.')
+    end(has_time=False)
+    sys.exit(stopping.EXIT)
+  except Exception as error:
+    reason = files.no_room(error)
+    if reason is None:
+      raise
+    sys.exit(
+      f'{workdir} cannot be written: {reason}. Make room, then go on. '
+      f'{how_to_resume(workdir)}'
+    )
+
+
+def how_to_resume(workdir: str) -> str:
+  """Says what was saved last, and gives the command that goes on from there."""
+  from mrl_jax import workdir as workdir_lib
+  from mrl_jax.update import checkpoint
+
+  rounds = checkpoint.newest(os.path.join(workdir, workdir_lib.CHECKPOINTS))
+  saved = (
+    'No checkpoint was written yet'
+    if rounds is None
+    else f'The last checkpoint is of round {rounds}'
+  )
+  given = [] if _WORKDIR.value else [f'--workdir={workdir}']
+  command = shlex.join(['python', *sys.argv, *given])
+  return f'{saved}. This resumes the run:\n  {command}'
+
+
+def silence(is_known: Callable[[BaseException | None], object]) -> None:
+  """Hides tracebacks of known errors, but the one that ends the main thread.
+
+  They are printed by threads, by the log and at exit. All of them follow from an
+  error that the main thread gets too, and explains.
+  """
+
+  def is_hidden(error):
+    # Of many writes of orbax, the first that fails closes the loop of the others.
+    return is_known(error) or 'Event loop is closed' in str(error)
+
+  def unless_hidden(show, error_of):
+    return lambda *args: None if is_hidden(error_of(*args)) else show(*args)
+
+  sys.excepthook = unless_hidden(sys.excepthook, lambda _, error, __: error)
+  threading.excepthook = unless_hidden(
+    threading.excepthook, lambda args: args.exc_value
+  )
+  sys.unraisablehook = unless_hidden(
+    sys.unraisablehook, lambda args: args.exc_value
+  )
+  logging.get_absl_handler().addFilter(
+    lambda record: not (record.exc_info and is_hidden(record.exc_info[1]))
+  )
 
 
 def write_report(workdir, console):
@@ -74,6 +140,8 @@ def write_report(workdir, console):
   try:
     path = page.write(workdir)
     console.print(f'Report: {path}', soft_wrap=True, markup=False)
+  except OSError as error:
+    logging.error('no report: %s; launch/report.py may write it later', error)
   except Exception:
     logging.exception('launch/report.py may report %s later', workdir)
 

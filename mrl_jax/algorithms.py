@@ -147,10 +147,12 @@ class Method:
       kinds |= {self.how.reads, *self.how.needs}
     return frozenset(kinds)
 
-  @property
-  def objectives(self) -> dict[str, objectives.Objective]:
-    """What is maximised on own and on peer rows."""
-    functions = {'own': objectives.own(self.settings, self.parts.ratio)}
+  def objectives(
+    self, by_trainer: bool = False
+  ) -> dict[str, objectives.Objective]:
+    """What is maximised on own and on peer rows; see `objectives.own`."""
+    own = objectives.own(self.settings, self.parts.ratio, by_trainer)
+    functions = {'own': own}
     if self.how:
       peer = functools.partial(self.how.objective, self.settings)
       functions['peer'] = objectives.Objective(peer)
@@ -182,7 +184,7 @@ class Method:
 
   def _own_rows(self, context, baseline, kept) -> list[rows_lib.Row]:
     """Rows of own groups, with correction weights and the reference's scores."""
-    advantage_PG = self._advantages(context.rewards_PG, baseline)
+    advantage_PG = self._advantages(context, context.rewards_PG, baseline)
     rows = [
       rows_lib.own_row(p, rollout, advantage_PG[p, g])
       for p in kept
@@ -212,13 +214,14 @@ class Method:
     if not groups:
       return []
     if self.how.advantage == 'baseline':
-      groups = [self._against(baseline, group) for group in groups]
+      groups = [self._against(context, baseline, group) for group in groups]
     return self.how.rows(groups, context)
 
-  def _against(self, baseline, group) -> peer_groups.PeerGroup:
+  def _against(self, context, baseline, group) -> peer_groups.PeerGroup:
     """The group, with advantages against the learner's baseline."""
+    rewards_1G = np.array([[r.reward for r in group.rollouts]])
     advantage_1G = self._advantages(
-      np.array([[r.reward for r in group.rollouts]]), baseline, [group.prompt]
+      context, rewards_1G, baseline, [group.prompt]
     )
     return group._replace(
       rollouts=[
@@ -229,14 +232,26 @@ class Method:
       ]
     )
 
-  def _advantages(self, rewards_PG, baseline, prompts=slice(None)):
-    return grpo.advantages(
+  def _advantages(self, context, rewards_PG, baseline, prompts=slice(None)):
+    """Advantages against a baseline, bounded in how far peers may move them.
+
+    They stay within `config.method.max_shift` of the advantages against the own
+    group's mean, so that no claim of peers moves one by more than twice that.
+    """
+    advantages = functools.partial(
+      grpo.advantages,
       rewards_PG,
-      baseline,
       scale=self.settings.scale,
       leave_one_out=self.settings.leave_one_out,
       prompts=prompts,
     )
+    advantage_PG, bound = advantages(baseline), self.settings.max_shift
+    if self.parts.baseline == 'own' or not bound:
+      return advantage_PG
+    own_PG = advantages(grpo.own(context))
+    bounded_PG = np.clip(advantage_PG, own_PG - bound, own_PG + bound)
+    context.log.refused['advantage'] += int((bounded_PG != advantage_PG).sum())
+    return bounded_PG
 
 
 def rescues(context: context_lib.Context) -> Mapping:

@@ -7,6 +7,7 @@ import math
 import operator
 import pkgutil
 import re
+from typing import NamedTuple
 
 import ml_collections
 import numpy as np
@@ -22,15 +23,25 @@ CHAT = 'chat'  # The template that is the tokenizer's own.
 # first and the last bin are open.
 LOG_RATIO_EDGES = np.linspace(-1.95, 1.95, 40)
 
-# Keys that say where files and hosts are: a resumed run may change them.
-_PLACES = re.compile(r'cache_dir|see\.(listen|tls\.\w+)|policies\.\w+\.address')
+# Keys that say where files and hosts are, and when a run is saved: a resumed run
+# may change them.
+_PLACES = re.compile(
+  r'cache_dir|reward\.processes|checkpoint\.\w+|see\.(listen|tls\.\w+)|'
+  r'policies\.\w+\.address'
+)
 # Keys in which the processes of one run may differ.
 _OF_PROCESS = re.compile(
-  r'cache_dir|(see|mwra|checkpoint)\..*|policies\.\w+\.(address|journal)'
+  r'cache_dir|reward\.processes|(see|mwra|checkpoint)\..*|'
+  r'policies\.\w+\.(address|journal)'
 )
 # A mean of squared gradients in bfloat16 has 8 bits: with a slower decay it
 # stands still, because it should move by less than half of its last bit.
 _MAX_BFLOAT16_B2 = 0.99
+# Text of a token, in the estimate of a round: four times that of English.
+_TEXT_BYTES = 16
+# Rounds of a peer of another process that wait at most: it cannot publish a third
+# before it has this process's second, unless nobody is waited for any more.
+_ROUNDS_WAITING = 2
 _NAMED = re.compile(r'(?<=^policies\.)[^.]+')
 
 
@@ -252,21 +263,76 @@ def _check_listens_to(name, listed, policies):
       checks.choose(peer, others, f'policy in {key}')
 
 
+class Size(NamedTuple):
+  """A number of records, and their bytes as `records.size` counts them."""
+
+  records: int
+  bytes: int
+
+  def times(self, n: int) -> 'Size':
+    return Size(n * self.records, n * self.bytes)
+
+
+def round_size(config: ml_collections.ConfigDict) -> Size:
+  """The most that one policy publishes in a round, of all kinds."""
+  train, tokens = config.train, config.sample.max_tokens
+  rollouts = train.prompts * train.samples
+  texts = train.prompts * min(train.samples, records_lib.MAX_TEXTS)
+  records = rollouts + 2 * train.prompts  # And statistics, and outcomes.
+  return Size(
+    records,
+    records * records_lib.REST_BYTES
+    + rollouts * tokens * (records_lib.TOKEN_BYTES + _TEXT_BYTES)
+    + texts * tokens * _TEXT_BYTES,
+  )
+
+
+def capacity(config: ml_collections.ConfigDict) -> Size:
+  """The most of a peer that waits in a queue.
+
+  By default, small rounds get more room than they need: an absent peer finds
+  what it missed.
+  """
+  see, needed = config.see, _needed(config)
+  return Size(
+    see.capacity_records or max(needed.records, 2**16),
+    see.capacity_mib * 2**20 or max(needed.bytes, 2**28),
+  )
+
+
+def spool_bytes(config: ml_collections.ConfigDict) -> int:
+  """The most that messages of a peer may take on disk.
+
+  A checkpoint lets those of earlier rounds go.
+  """
+  see, size = config.see, round_size(config)
+  rounds = min(config.checkpoint.every, config.train.rounds)
+  rounds += see.max_staleness + _ROUNDS_WAITING
+  # Encoded, names and numbers take more than `records.REST_BYTES`.
+  encoded = size.bytes + 2 * records_lib.REST_BYTES * size.records + 2**20
+  return see.spool_mib * 2**20 or rounds * encoded
+
+
+def _needed(config):
+  """What waits at most: policies of one process publish in turn."""
+  remote = any(policy.address for policy in config.policies.values())
+  return round_size(config).times(_ROUNDS_WAITING if remote else 1)
+
+
 def _check_capacity(config):
-  """A queue must hold the records that all peers publish in a round."""
-  peers = max(map(len, listens_to(config.policies).values()))
-  records = peers * config.train.prompts * (config.train.samples + 1)
-  size = (
-    records_lib.TOKEN_BYTES * config.sample.max_tokens + records_lib.REST_BYTES
-  )
-  mib = records * size / 2**20
+  """Queues must hold a peer's rounds, and messages a rollout."""
+  see, needed, have = config.see, _needed(config), capacity(config)
+  mib = math.ceil(needed.bytes / 2**20)
   checks.require(
-    config.see.capacity_records >= records,
-    f'see.capacity_records = {config.see.capacity_records}; a round of the '
-    f'peers may have {records} records, and publishers would wait',
+    have.records >= needed.records and have.bytes >= needed.bytes,
+    f'see.capacity_records = {see.capacity_records} and see.capacity_mib = '
+    f'{see.capacity_mib}: rounds of a peer may have {needed.records} records '
+    f'and {mib} MiB, and some would be lost; give as much, or 0',
   )
+  largest = config.sample.max_tokens * (records_lib.TOKEN_BYTES + _TEXT_BYTES)
+  mib = math.ceil((largest + 2**12) / 2**20)
   checks.require(
-    config.see.capacity_mib >= mib,
-    f'see.capacity_mib = {config.see.capacity_mib}; a round of the peers may '
-    f'have {mib:.0f} MiB, and publishers would wait',
+    see.max_message_mib >= mib,
+    f'see.max_message_mib = {see.max_message_mib}; a rollout of '
+    f'sample.max_tokens = {config.sample.max_tokens} needs {mib}',
   )

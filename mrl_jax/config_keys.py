@@ -83,6 +83,10 @@ KEYS = {
   'method.interpolation': Key(
     0.5, "Weight of peers' mean, for baseline=interpolated.", 0, 1
   ),
+  # In units of advantages, against those of the own group alone.
+  'method.max_shift': Key(
+    5.0, "How far peers' rewards may move an advantage; 0 is no bound.", 0
+  ),
   'method.clip_low': Key(0.2, 'Ratios are clipped below 1 - it.', 0, 1),
   'method.clip_high': Key(0.28, 'Ratios are clipped above 1 + it.', 0),
   'method.dual_clip': Key(
@@ -141,6 +145,9 @@ KEYS = {
   'data.jsonl.heldout': Key('', 'jsonl: the same for evaluation.'),
   'data.jsonl.prompt': Key('question', 'jsonl: field of the prompt.'),
   'data.jsonl.answer': Key('answer', 'jsonl: field of the gold answer.'),
+  'data.max_faulty': Key(
+    0.01, 'Share of gold answers that may not verify themselves.', 0, 1
+  ),
   # The supervised phase before reinforcement.
   'warm_start.steps': Key(900, 'Updates; 0 is no warm start.', 0),
   'warm_start.batch': Key(64, 'Demonstrations an update.', 1),
@@ -158,12 +165,17 @@ KEYS = {
   'reward.verifier': Key(
     'exact', 'What verifies answers.', choices='rewards.judge:VERIFIERS'
   ),
-  'reward.timeout_s': Key(5.0, "Seconds that 'math' may take.", above=0),
+  # Of CPU time, for one answer: verdicts do not depend on the machine's load.
+  'reward.timeout_s': Key(1.0, "Seconds that 'math' may take.", above=0),
+  'reward.processes': Key(
+    0, "Processes of 'math'; 0 is one per core, up to four.", 0, 256
+  ),
   'reward.marker': Key('=', 'The answer follows the last one.'),
   # From so many tokens below sample.max_tokens on, 'overlong' falls to -1.
   'reward.overlong_tokens': Key(0, "Length of 'overlong''s ramp.", 0),
   # Sampling.
-  'sample.temperature': Key(1.0, 'Of sampling to train on.', above=0),
+  # The policy that is trained is the one that samples, softmax(logits / T).
+  'sample.temperature': Key(1.0, 'T of sampling to train on.', above=0),
   'sample.batch': Key(0, 'Prompts sampled at a time; 0 is all of a round.', 0),
   'sample.max_prompt_tokens': Key(64, 'Longest prompt.', 1),
   'sample.long_prompts': Key(
@@ -182,6 +194,14 @@ KEYS = {
   'train.row_multiple': Key(32, 'Divides the rows of an update.', 1),
   'train.micro_rows': Key(512, 'Rows of one backward pass, at most.', 1),
   'train.logit_chunk': Key(65536, 'Tokens whose logits are held at once.', 1),
+  # Sampler and trainer differ by kernels and precision. 'auto' is the trainer for
+  # policies in bfloat16 or with adapters, and for ratios of sequences, whose
+  # clip is narrower than the difference; else the sampler, which costs nothing.
+  'train.old_logp': Key(
+    'auto',
+    'Denominators of own ratios.',
+    choices=('auto', 'trainer', 'sampler'),
+  ),
   'train.aggregation': Key(
     'token_mean', 'Mean over tokens.', choices='training.packing:AGGREGATIONS'
   ),
@@ -196,8 +216,14 @@ KEYS = {
   'eval.completions': Key(3, 'Best and worst completions to write down.', 0),
   # SEE, the exchange.
   'see.max_staleness': Key(0, 'Rounds that a record may be old.', 0),
-  'see.capacity_records': Key(65536, 'Bound of each queue, in records.'),
-  'see.capacity_mib': Key(256, 'Bound of each queue, in MiB.', 1),
+  # A peer that nobody waited for runs ahead. Its messages beyond this bound stay
+  # with it until the receiver is near.
+  'see.max_ahead': Key(16, 'Rounds that a peer may be ahead.', 1),
+  # By default these hold what the config's rounds may need.
+  'see.capacity_records': Key(0, 'Bound of records that wait, a peer.', 0),
+  'see.capacity_mib': Key(0, 'The same in MiB.', 0),
+  'see.spool_mib': Key(0, 'Bound of messages on disk, a peer.', 0),
+  'see.journal_mib': Key(65536, 'Bound of the journal of a policy.', 1),
   'see.block_s': Key(10.0, 'Seconds that a full queue blocks.', 0),
   'see.wait_s': Key(120.0, 'Seconds that a peer may be silent.', 0),
   # Of records of all kinds, later runs of any method can learn.
@@ -221,6 +247,11 @@ KEYS = {
   'mwra.tensor': Key(1, "Size of every policy's tensor axis.", 1),
   'mwra.time_share': Key(False, 'All policies take turns on all devices.'),
   'checkpoint.every': Key(50, 'Rounds between checkpoints.', 1),
+  'checkpoint.minutes': Key(0.0, 'Minutes between them; 0 is no such rule.', 0),
+  # A machine that is taken away gives some 30 s after SIGTERM.
+  'checkpoint.stop_s': Key(
+    25.0, 'Seconds from SIGTERM or Ctrl-C to the exit, at most.', above=0
+  ),
   'checkpoint.keep': Key(2, 'Checkpoints that are kept.', 1),
 }
 POLICY = {

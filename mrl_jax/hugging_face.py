@@ -13,6 +13,7 @@ import tokenizers
 
 from mrl_jax import checks
 from mrl_jax import files
+from mrl_jax import processes
 
 _PROMPT = '{prompt}'
 # Prepended to a template, so that its text does not depend on today's date. The
@@ -22,6 +23,9 @@ _SAME_DAY = (
   " | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July')"
   " | replace('%m', '07') | replace('%Y', '2024') }}{% endmacro %}"
 )
+# A template is a program: it runs in a process that can be killed.
+_RENDER_S = 5.0
+_renderer = processes.Pool('mrl_jax.chat_templates:render', _RENDER_S, 1)
 # Suffixes of configs, tokenizers in new and old formats, and chat templates.
 _BESIDE_WEIGHTS = ('.json', '.txt', '.model', '.jinja')
 
@@ -109,7 +113,7 @@ def chat_template(
 
   `system` is the system prompt, '' for none; `thinking` is the template's
   `enable_thinking`, None for its default. Raises InputError if there is no
-  template, or if it cannot write such a chat.
+  template, if it cannot write such a chat, or takes too much time or memory.
   """
   path = tokenizer.name_or_path
   checks.require(
@@ -121,24 +125,24 @@ def chat_template(
   messages.append({'role': 'user', 'content': _PROMPT})
 
   def render(thinking):
-    return tokenizer.apply_chat_template(
-      messages,
-      tokenize=False,
-      add_generation_prompt=True,
-      chat_template=_SAME_DAY + tokenizer.get_chat_template(),
-      **({} if thinking is None else {'enable_thinking': thinking}),
-    )
-
-  try:
-    text = render(thinking)
-    no_switch = thinking is not None and text == render(not thinking)
-  except Exception as error:  # A template is a program, and may raise anything.
-    raise checks.InputError(
+    switch = {} if thinking is None else {'enable_thinking': thinking}
+    template = _SAME_DAY + tokenizer.get_chat_template()
+    variables = {**tokenizer.special_tokens_map, **switch}
+    (reply,) = _renderer.map([(template, messages, variables)])
+    if isinstance(reply, str):
+      limit = f'{_RENDER_S:.0f} s of CPU time, or a gibibyte of memory'
+      reply = '', f'it ended in a {reply}; it may take {limit}'
+    text, error = reply
+    checks.require(
+      not error,
       f'the chat template at {path!r} cannot write a prompt'
-      f'{" with a system prompt" if system else ""}: {error}'
-    ) from error
+      f'{" with a system prompt" if system else ""}: {error}',
+    )
+    return text
+
+  text = render(thinking)
   checks.require(
-    not no_switch,
+    thinking is None or text != render(not thinking),
     f'the chat template at {path!r} writes the same with and without thinking; '
     'leave it to the template',
   )
@@ -173,7 +177,8 @@ def load_config(path: str) -> dict:
 
 def _load(kind, what, path):
   try:
-    return getattr(_transformers(), kind).from_pretrained(path)
+    auto = getattr(_transformers(), kind)
+    return auto.from_pretrained(path, trust_remote_code=False)
   except Exception as error:  # `transformers` may raise anything.
     raise checks.InputError(
       f'no {what} could be loaded from {path!r}: {error}'

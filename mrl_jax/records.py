@@ -18,9 +18,13 @@ MAX_TEXTS = 64  # Texts of an outcome.
 WHOLE_GROUP = -1  # The sample number of a record about a whole group.
 
 _MOST = 2**31 - 1  # Bound of counts.
+_ROUNDING = 1e-6  # Relative error that sums of rewards may have.
 
 Finish = Literal['stop', 'length']
-Verdict = Literal['correct', 'wrong', 'unparsable']
+# 'timeout' and 'crash': the comparison took too much time or memory. That is no
+# verdict on the answer, which earns nothing.
+Verdict = Literal['correct', 'wrong', 'unparsable', 'timeout', 'crash']
+UNDECIDED = ('timeout', 'crash')
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Sample = Annotated[int, msgspec.Meta(ge=WHOLE_GROUP, le=_MOST)]
 
@@ -133,6 +137,37 @@ def fault(record: Record) -> str | None:
   return _FAULTS[type(record)](record)
 
 
+def misfit(
+  record: Record, samples: int, rewards: tuple[float, float]
+) -> str | None:
+  """A short code of why a sound record cannot come from a known policy.
+
+  The policy draws `samples` rollouts of every prompt (0 if that is not known),
+  and `rewards` are the least and the largest reward that it can give. For n
+  rewards r in [a, b], as (r - a)(b - r) >= 0,
+
+    n a <= sum r <= n b    and    sum r^2 <= (a + b) sum r - n a b
+  """
+  least, most = rewards
+  scale = max(abs(least), abs(most))
+  slack = _ROUNDING * scale
+  if isinstance(record, Rollout):
+    if samples and record.header.sample >= samples:
+      return 'samples'
+    fits = least - slack <= record.reward <= most + slack
+    return None if fits else 'reward'
+  if samples and record.count != samples:
+    return 'samples'
+  if isinstance(record, Outcome):
+    return None
+  mean = record.reward_sum / record.count
+  if not least - slack <= mean <= most + slack:
+    return 'reward'
+  largest = (least + most) * mean - least * most
+  mean_square = record.reward_square_sum / record.count
+  return None if mean_square <= largest + slack * scale else 'moments'
+
+
 def _fault_of_stats(stats):
   fault = _fault_of_counts(stats)
   if fault:
@@ -142,7 +177,7 @@ def _fault_of_stats(stats):
   if not (abs(mean) <= LARGEST and mean_square <= LARGEST**2):
     return 'reward'
   # The variance cannot be negative, except by rounding of the sums.
-  return None if mean**2 <= mean_square * (1 + 1e-6) else 'moments'
+  return None if mean**2 <= mean_square * (1 + _ROUNDING) else 'moments'
 
 
 def _fault_of_outcome(outcome):

@@ -5,6 +5,7 @@
   metrics.jsonl      `RoundMetrics`: a line for each round and policy
   evaluations.jsonl  `Evaluation`: a line for each evaluation and policy
   summary.json       `Summary`, once the run is finished
+  lock               held by the process that writes here
   checkpoints/ tensorboard/ see/ (journals) cache/ report.html
 
 Runs write these structs, and analysis reads them; both import this module. A
@@ -12,10 +13,13 @@ field that is None or empty is not written: it is not known, or does not apply.
 """
 
 from collections.abc import Mapping
+import fcntl
 import json
 import os
+import socket
 from typing import Annotated, Generic, TypeVar
 
+from absl import logging
 import ml_collections
 import msgspec
 
@@ -27,9 +31,10 @@ from mrl_jax.thl import transfer
 SETUP, PLAN, SUMMARY = 'config.json', 'plan.json', 'summary.json'
 ROUNDS, EVALUATIONS = 'metrics.jsonl', 'evaluations.jsonl'
 CHECKPOINTS, TENSORBOARD, JOURNALS = 'checkpoints', 'tensorboard', 'see'
-CACHE, REPORT = 'cache', 'report.html'
+CACHE, REPORT, LOCK = 'cache', 'report.html', 'lock'
 FORMAT = 2  # Of config.json; a run of another format is not resumed.
 OVERALL = 'all'  # Names the accuracy over all families.
+_LOCKS = {}  # Files that this process has locked, by path, until it ends.
 
 Number = float | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -80,6 +85,7 @@ class Plan(_Struct):
   policies: dict[str, PolicyPlan] = {}
   elsewhere: dict[str, str] = {}
   prompts_skipped: Count = 0
+  answers_faulty: Count = 0  # Gold answers that could never be rewarded.
 
 
 class Ratios(_Struct):
@@ -239,14 +245,6 @@ def write(folder: str, name: str, value: msgspec.Struct) -> None:
   files.write(os.path.join(folder, name), text)
 
 
-def lines(path: str) -> list[dict]:
-  """The objects in a file of JSON lines, up to a line that a kill cut short."""
-  if not os.path.exists(path):
-    return []
-  with open(path, encoding='utf-8') as f:
-    return [json.loads(line) for line in f if line.endswith('\n')]
-
-
 def setup(folder: str) -> Setup | None:
   """Reads the `Setup` of a work dir; None if there is none.
 
@@ -279,7 +277,8 @@ def cache_dir(config: ml_collections.ConfigDict, folder: str) -> str:
 def prepare(folder: str, config: ml_collections.ConfigDict) -> None:
   """Makes a work dir, or checks that the one that exists has this config.
 
-  Raises InputError if it belongs to another config, or is not a work dir.
+  It stays locked until this process ends. Raises InputError if another process
+  has locked it, if it belongs to another config, or is not a work dir.
   """
   began = setup(folder)
   if began is not None:
@@ -296,17 +295,45 @@ def prepare(folder: str, config: ml_collections.ConfigDict) -> None:
       f'{folder} was written by another config; give a fresh --workdir, or '
       'the same flags to resume. They differ in\n  ' + '\n  '.join(differ),
     )
+    _lock(folder)
     return
   checks.require(
     not os.path.isfile(folder), f'--workdir={folder} is a file, not a folder'
   )
   os.makedirs(folder, exist_ok=True)
-  others = sorted({*os.listdir(folder)} - {CACHE, SETUP + files.ASIDE})
+  begun = {CACHE, LOCK, SETUP + files.ASIDE}  # What a kill may leave.
+  others = sorted({*os.listdir(folder)} - begun)
   checks.require(
     not others,
     f'{folder} is not a work dir: it has no {SETUP}, and holds '
     f'{", ".join(others[:3])}. Give a fresh --workdir',
   )
+  _lock(folder)
+
+
+def _lock(folder):
+  """Locks a work dir for this process; the system unlocks it at its end."""
+  path = os.path.realpath(os.path.join(folder, LOCK))
+  if path in _LOCKS:
+    return
+  lock = open(path, 'a+', encoding='utf-8')  # noqa: SIM115
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    lock.seek(0)
+    holder = lock.read().strip() or 'another process'
+    lock.close()
+    raise checks.InputError(
+      f"{folder} is in use by {holder}. Two runs would destroy each other's "
+      'files: stop that one to resume it here, or give a fresh --workdir'
+    ) from error
+  except OSError as error:
+    logging.warning('%s cannot be locked, start no other run in it: %s',
+                    folder, error)  # fmt: skip
+  lock.truncate(0)
+  lock.write(f'process {os.getpid()} on {socket.gethostname()}\n')
+  lock.flush()
+  _LOCKS[path] = lock
 
 
 def claim(

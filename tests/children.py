@@ -14,12 +14,20 @@ def obey(order, text=''):
     time.sleep(60)
   if order == 'nap':
     time.sleep(0.5)
+  if order == 'burn':  # Hundredths of a second of CPU time.
+    end = time.process_time() + len(text) / 100
+    while time.process_time() < end:
+      pass
   if order == 'eat':
     bytearray(2**31)
   if order == 'raise':
     raise ValueError
   if order == 'ask':
     return str(os.getpid())
+  if order == 'parent':
+    return str(os.getppid())
   if order == 'modules':
     return ' '.join({'jax', 'numpy', 'mrl_jax'} & {*sys.modules})
+  if order == 'long':
+    return text * 1000
   return f'{len(text)}'

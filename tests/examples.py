@@ -1,6 +1,9 @@
 """Small things that many tests are about; no jax."""
 
+import collections
 import functools
+import json
+import os
 import random
 import string
 
@@ -33,6 +36,14 @@ def tokenizer(kind: str) -> byte_tokenizer.ByteTokenizer:
   """A tokenizer of `vocabulary.KINDS`, trained on a few lines."""
   backend = vocabulary.KINDS[kind](TEXTS * 20, 340)
   return byte_tokenizer.ByteTokenizer(backend, eos_id=1)
+
+
+def lines(path: str | os.PathLike) -> list[dict]:
+  """The objects in a file of JSON lines, up to one that a kill cut short."""
+  if not os.path.exists(path):
+    return []
+  with open(path, encoding='utf-8') as f:
+    return [json.loads(line) for line in f if line.endswith('\n')]
 
 
 def noise(count: int) -> str:
@@ -97,7 +108,7 @@ def rollout(
 ) -> records.Rollout:
   """A sound rollout; without an encoder every byte is a token.
 
-  `logp` is the policy's own, at temperature 1.
+  `logp` is that of the distribution it was sampled from.
   """
   if encoder is None:
     ids = np.frombuffer(payload, np.uint8).astype(np.int32)
@@ -120,8 +131,8 @@ def rollout(
     finish=finish,
     ids=ids,
     byte_lengths=lengths,
-    sampling_logp=2 * logp,
-    policy_logp=logp,
+    sampling_logp=logp,
+    policy_logp=2 * logp,
     mask=np.ones(len(ids), bool),
     temperature=0.5,
     reward=reward,
@@ -188,17 +199,19 @@ def context(
 
 
 def _claims(groups, received, responses):
-  """What peers claim of their responses, in the order that they are judged."""
+  """What peers claim of their responses: of rollouts, or that texts are right."""
   index = {group[0].header.prompt: p for p, group in enumerate(groups)}
-  about = [r for r in received if r.header.prompt in index]
-  about.sort(key=lambda r: (index[r.header.prompt], r.header.policy))
-  rollouts = [r for r in about if isinstance(r, records.Rollout)]
-  texts = [t for r in about for t in getattr(r, 'texts', ())]
-  payloads = [payload for _, payload, _, _ in responses]
-  if payloads == [r.payload for r in rollouts]:
-    return [(r.reward, r.verdict) for r in rollouts]
-  assert payloads == texts
-  return [(1.0, 'correct')] * len(texts)
+  claims = collections.defaultdict(list)
+  for r in received:
+    if isinstance(r, records.Rollout):
+      place = index.get(r.header.prompt), r.payload
+      claims[place].append((r.reward, r.verdict))
+  return [
+    claims[prompt, payload].pop(0)
+    if claims[prompt, payload]
+    else (1.0, 'correct')
+    for prompt, payload, _, _ in responses
+  ]
 
 
 def group(rewards, **fields) -> list[records.Rollout]:

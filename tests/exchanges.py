@@ -42,7 +42,13 @@ def inbox(policy='b', peers='a', **changes) -> inbox_lib.Inbox:
 
 
 def journal_about(**changes) -> journal.About:
-  fields = {'policy': 'a', 'kinds': records.KINDS, **PEER._asdict()}
+  fields = {
+    'policy': 'a',
+    'kinds': records.KINDS,
+    'run': PEER.run,
+    'tokenizer': PEER.tokenizer,
+    'vocab_size': PEER.vocab_size,
+  }
   return journal.About(**{**fields, **changes})
 
 

@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import os
+import pathlib
 import threading
 
 import grpc
@@ -145,10 +146,23 @@ def message(published=(), **fields) -> bytes:
   return msgspec.msgpack.encode({**plain, **fields})
 
 
-def call(address, data, credentials=None, **options):
-  """Returns the status code and the details of one bare attempt."""
+def credentials(tls) -> grpc.ChannelCredentials:
+  """Of a client with the PEM files of `tls`."""
+  paths = (tls['ca'], tls['key'], tls['cert'])
+  return grpc.ssl_channel_credentials(
+    *(pathlib.Path(path).read_bytes() for path in paths)
+  )
+
+
+def call(address, data, credentials=None, target='', **options):
+  """Returns the status code and the details of one bare attempt.
+
+  Over TLS, the certificate of the receiver must name `target`.
+  """
   channel = (
-    grpc.secure_channel(address, credentials)
+    grpc.secure_channel(
+      address, credentials, [('grpc.ssl_target_name_override', target)]
+    )
     if credentials
     else grpc.insecure_channel(address)
   )

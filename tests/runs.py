@@ -19,6 +19,7 @@ from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from mrl_jax.training import pretrained
 from mrl_jax.training import progress as progress_lib
+from mrl_jax.training import stopping
 from mrl_jax.training import warm_start
 from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import checkpoint
@@ -90,10 +91,11 @@ def run(
   name: str,
   config: ml_collections.ConfigDict,
   shown: console_lib.Console | None = None,
+  stop: stopping.Stop | None = None,
 ) -> Run:
   """Starts or resumes a run in the folder `name`."""
   shown = shown or console()
-  summary = loop.run(job_lib.build(config, folder(name)), shown)
+  summary = loop.run(job_lib.build(config, folder(name)), shown, stop)
   return Run(summary, folder(name), shown.file.getvalue())
 
 
@@ -116,7 +118,7 @@ def play(
 def rows(workdir: str) -> Rows:
   """The rows of `metrics.jsonl` by policy, without times and evaluations."""
   by_policy = {}
-  for line in workdir_lib.lines(os.path.join(workdir, workdir_lib.ROUNDS)):
+  for line in examples.lines(os.path.join(workdir, workdir_lib.ROUNDS)):
     row = msgspec.convert(line, workdir_lib.RoundMetrics)
     by_policy.setdefault(row.policy, []).append(_untimed(row))
   return by_policy

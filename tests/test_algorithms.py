@@ -1,6 +1,9 @@
 import dataclasses
+import functools
 import inspect
 
+import hypothesis
+import hypothesis.strategies
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,8 +116,8 @@ def is_base(name, changes, base):
   assert set(ours) == {'own'}
   same(ours, theirs)
   same(
-    evaluate(method(name, **changes).objectives['own']),
-    evaluate(method(base).objectives['own']),
+    evaluate(method(name, **changes).objectives()['own']),
+    evaluate(method(base).objectives()['own']),
   )
 
 
@@ -177,7 +180,7 @@ def test_gspo_on_responses_of_one_token_is_grpo():
   )
   logp_BT = jnp.log(jnp.array([[0.9, 1.0]]))
   gspo, grpo = (
-    evaluate(method(name).objectives['own'], logp_BT, rows)[0][0, 0]
+    evaluate(method(name).objectives()['own'], logp_BT, rows)[0][0, 0]
     for name in ('gspo', 'grpo')
   )
   np.testing.assert_allclose(gspo, grpo, rtol=1e-6)
@@ -210,7 +213,7 @@ def test_prp_with_an_identical_peer_is_grpo_with_groups_of_twice_the_size():
     assert row.advantage == pytest.approx(expected.advantage, rel=1e-6)
   logp_BT = jnp.log(jnp.array([[0.27, 0.55]]))  # Inside clip and truncation.
   peer, own = (
-    evaluate(method('prp').objectives[part], logp_BT)[0]
+    evaluate(method('prp').objectives()[part], logp_BT)[0]
     for part in ('peer', 'own')
   )
   np.testing.assert_allclose(peer, own, rtol=1e-6)
@@ -235,6 +238,71 @@ def test_records_about_other_prompts_are_left_out():
   batch, context = learn('xgrpo', [stats])
   same_rows(batch.own, learn('grpo')[0].own)
   assert context.peer_records == []
+
+
+finite = functools.partial(
+  hypothesis.strategies.floats, allow_nan=False, allow_infinity=False
+)
+
+
+@hypothesis.given(
+  name=hypothesis.strategies.sampled_from(
+    ['xgrpo', 'prp', 'hacpo', 'interpolated']
+  ),
+  own=hypothesis.strategies.lists(finite(0, 1), min_size=4, max_size=4),
+  claims=hypothesis.strategies.lists(
+    hypothesis.strategies.tuples(
+      hypothesis.strategies.integers(1, 2**31),
+      finite(-1e12, 1e12),
+      finite(0, 1e12),
+    ),
+    min_size=1,
+    max_size=3,
+  ),
+  ratio=finite(0.1, 10),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_no_statistics_move_an_advantage_further_than_the_bound(
+  name, own, claims, ratio
+):
+  name, changes = (
+    ('xgrpo', {'baseline': name}) if name == 'interpolated' else (name, {})
+  )
+  stats = [
+    examples.replace(
+      examples.stats([0.0], policy=peer, prompt='p0'),
+      count=count,
+      reward_sum=reward_sum,
+      reward_square_sum=square_sum,
+    )
+    for peer, (count, reward_sum, square_sum) in zip(
+      'bcd', claims, strict=False
+    )
+  ]
+  ratios = {'capability_ratio': dict.fromkeys('abcd', ratio)}
+  rewards = (own, own)
+  with np.errstate(all='ignore'):
+    batch, _ = learn(name, stats, rewards, context=ratios, **changes)
+  alone, _ = learn('grpo', rewards=rewards, scale=method(name).settings.scale)
+  bound = method(name).settings.max_shift
+  for row, same in zip(batch.own, alone.own, strict=True):
+    assert abs(row.advantage - same.advantage) <= bound * (1 + 1e-6)
+
+
+def test_a_bounded_advantage_is_counted():
+  # The peer claims rewards that differ from the own ones by a hair: with a
+  # capability of ten, each own reward is far from the baseline in deviations.
+  stats = examples.stats([0.999] * 4, policy='b', prompt='p0')
+  changes = {
+    'context': {'capability_ratio': {'b': 0.1}},
+    'rewards': ((1,) * 4, (0,) * 4),
+  }
+  bounded, context = learn('hacpo', [stats], **changes)
+  assert [row.advantage for row in bounded.own] == [5.0] * 4 + [0.0] * 4
+  assert context.log.refused['advantage'] == 4
+  free, context = learn('hacpo', [stats], max_shift=0.0, **changes)
+  assert min(row.advantage for row in free.own[:4]) > 500
+  assert not context.log.refused['advantage']
 
 
 def test_a_flag_replaces_one_part():
@@ -330,8 +398,8 @@ def test_graft_replaces_a_failed_group_by_the_peers_whole_group():
       [row.advantage for row in changed.peer], expected, rtol=1e-4
     )
   same(
-    evaluate(method('graft').objectives['peer']),
-    evaluate(method('grpo').objectives['own']),
+    evaluate(method('graft').objectives()['peer']),
+    evaluate(method('grpo').objectives()['own']),
   )
 
 

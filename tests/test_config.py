@@ -44,7 +44,12 @@ def test_processes_of_one_run_may_differ_in_where_they_are_and_how_they_wait():
     config.of_all_processes(config.flat(examples.run_config(**changes)))
     for changes in (
       {},
-      {'see.wait_s': 9.0, 'mwra.emulated_devices': 4, 'checkpoint.keep': 1},
+      {
+        'see.wait_s': 9.0,
+        'mwra.emulated_devices': 4,
+        'checkpoint.keep': 1,
+        'reward.processes': 3,
+      },
       {'seed': 1},
     )
   )
@@ -53,7 +58,7 @@ def test_processes_of_one_run_may_differ_in_where_they_are_and_how_they_wait():
 
 def test_the_default_is_sound():
   config.check(examples.run_config())
-  config.check(examples.run_config(**{'see.capacity_records': 40}))
+  config.check(examples.run_config(**{'see.capacity_records': 48}))
   chat = {'template': 'chat', 'system': 'Hi', 'thinking': 'off'}
   chat = {f'policies.llama.{key}': value for key, value in chat.items()}
   for path in ('policies.llama.path', 'policies.llama.tokenizer.path'):
@@ -142,10 +147,26 @@ def test_every_key_is_explained_in_a_line(name):
     ({'reward.marker': ''}, 'reward.marker is empty'),
     ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
     ({'policies.llama.lora.rank': 2}, 'give policies.llama.path'),
-    # 40 records of 2000 tokens of 17 bytes are 1.3 MiB.
-    ({'sample.max_tokens': 2000}, 'a round of the peers may have 1 MiB'),
-    # One peer, 8 prompts, 4 samples and the statistics of each group.
-    ({'see.capacity_records': 39}, 'see.capacity_records = 39'),
+    # 32 rollouts of 2000 tokens of 17 bytes, and twice a text of 16 bytes each.
+    ({'sample.max_tokens': 2000}, 'may have 48 records and 4 MiB'),
+    # 8 prompts: 4 samples, statistics and an outcome of each.
+    ({'see.capacity_records': 47}, 'see.capacity_records = 47'),
+    (
+      {
+        'policies.llama.address': 'x:1',
+        'see.listen': 'x:2',
+        'see.capacity_records': 95,
+      },
+      'may have 96 records',
+    ),
+    (
+      {
+        'sample.max_tokens': 32_000,
+        'see.max_message_mib': 1,
+        'see.capacity_mib': 0,
+      },
+      'tokens = 32000 needs 2',
+    ),
     ({'reward.overlong_tokens': 3}, "does not have 'overlong'"),
     (
       {
@@ -203,7 +224,7 @@ def test_a_key_that_nothing_reads_is_refused():
 
 
 def of_three(**listed):
-  some = examples.run_config(**{'see.capacity_records': 40})
+  some = examples.run_config(**{'see.capacity_records': 48})
   with some.unlocked():
     some.policies.third = some.policies.llama.copy_and_resolve_references()
   for name, names in listed.items():
@@ -250,12 +271,21 @@ def test_who_listens_is_a_flag(monkeypatch, flag, listed):
   config.check(holder.value)
 
 
-def test_a_queue_has_room_for_those_who_are_listened_to():
-  # 8 prompts of 4 samples and their statistics are 40 records of a peer.
-  config.check(of_three(gemma=(), llama=('gemma',), third=('gemma',)))
-  config.check(of_three(gemma=(), llama=(), third=()))
-  with pytest.raises(checks.InputError, match='may have 80 records'):
-    config.check(of_three(gemma=(), llama=('gemma',)))
+def test_capacities_are_those_of_each_peer():
+  config.check(of_three(gemma=(), llama=('gemma',)))
+  assert config.capacity(of_three()).records == 48
+  assert config.capacity(examples.run_config()) == (2**16, 2**28)
+  large = examples.run_config(**{'train.prompts': 2**14})
+  assert config.capacity(large).records == 2**14 * (4 + 2)
+
+
+def test_the_spool_holds_what_comes_between_two_checkpoints():
+  some = examples.run_config(**{'checkpoint.every': 2})
+  of_a_round = config.round_size(some)
+  # And the records that are encoded with their names, and two rounds ahead.
+  assert 4 * of_a_round.bytes < config.spool_bytes(some) < 2**23
+  some.see.spool_mib = 3
+  assert config.spool_bytes(some) == 3 * 2**20
 
 
 def test_a_policy_has_a_name_that_a_folder_can_have():

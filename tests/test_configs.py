@@ -61,6 +61,7 @@ def test_records_reach_all_listeners_in_their_own_tokens(
   tmp_path, module, pairs
 ):
   config = module.get_config()
+  config.train.samples = 2
   config_lib.check(config)
   encoders = tokenizers(module)
   kinds = frozenset(records.KINDS)

@@ -35,6 +35,12 @@ def test_a_tokenizer_is_saved_completely_or_not_at_all(tmp_path, monkeypatch):
     assert json.load(f)['eos_token'] == '<eos>'
 
 
+FOREVER = (  # 10^15 steps.
+  '{% for i in range(99999) %}{% for j in range(99999) %}'
+  '{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}'
+)
+
+
 def chat(folder, template):
   vocabularies.chat_folder('byte_level', os.fspath(folder), template)
   return hugging_face.load_tokenizer(os.fspath(folder))
@@ -61,13 +67,17 @@ def test_a_chat_template_is_the_text_before_and_after_a_prompt(tmp_path):
     ('{{ messages', '', "folder' cannot write a prompt: "),
     ('{{ 1 / 0 }}', '', "folder' cannot write a prompt: division by zero"),
     ('<|start|>', '', 'stands for the prompt, 0 times in '),
+    (FOREVER, '', 'ended in a timeout; it may take'),
+    ("{{ 'x' * 10 ** 10 }}", '', 'cannot write a prompt: MemoryError'),
+    ("{{ 'x' * 10 ** 7 }}", '', 'it wrote 10,000,000 characters'),
     (vocabularies.CHATML, 'As in {prompt}', 'for the prompt, 2 times in '),
   ],
 )
 def test_the_error_of_a_chat_template_says_what_it_cannot_write(
-  tmp_path, template, system, message
+  tmp_path, monkeypatch, template, system, message
 ):
   tokenizer = chat(tmp_path / 'folder', template)
+  monkeypatch.setattr(hugging_face._renderer, '_timeout_s', 1.0)
   with pytest.raises(checks.InputError, match=message):
     hugging_face.chat_template(tokenizer, system)
 
@@ -153,3 +163,18 @@ def test_thinking_is_an_error_for_a_template_without_a_switch(tmp_path):
   assert hugging_face.chat_template(tokenizer) == ('', '')
   with pytest.raises(checks.InputError, match='with and without thinking'):
     hugging_face.chat_template(tokenizer, thinking=False)
+
+
+@pytest.mark.parametrize('load', ['load_tokenizer', 'load_config'])
+def test_no_code_of_a_folder_runs(tmp_path, load):
+  code = 'import pathlib\npathlib.Path(__file__ + ".ran").touch()\n'
+  (tmp_path / 'own.py').write_text(code)
+  autos = {'AutoConfig': 'own.Config', 'AutoTokenizer': [None, 'own.Tokenizer']}
+  about = {'model_type': 'own', 'auto_map': autos}
+  for name in ('config.json', 'tokenizer_config.json'):
+    (tmp_path / name).write_text(json.dumps(about))
+  with pytest.raises(checks.InputError, match='trust_remote_code'):
+    getattr(hugging_face, load)(os.fspath(tmp_path))
+  assert {p.name for p in tmp_path.iterdir()} == {
+    *('own.py', 'config.json', 'tokenizer_config.json')
+  }

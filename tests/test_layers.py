@@ -8,7 +8,7 @@
       see thl sharing rewards data           models sampling losses
       mwra/{cost,planner}   bandit
   0   records  architecture  parameters  config  checks  files  texts
-      hugging_face
+      processes  hugging_face  chat_templates
 
 A module imports from lower levels, or from its own folder. Below the seam no
 module imports both halves. launch/ and configs/ import everything.
@@ -28,8 +28,10 @@ LEVELS = {
   'parameters': 0,
   'config': 0,
   'config_keys': 0,
+  'chat_templates': 0,
   'checks': 0,
   'files': 0,
+  'processes': 0,
   'texts': 0,
   'hugging_face': 0,
   'see': 1,

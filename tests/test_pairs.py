@@ -4,10 +4,16 @@ import importlib
 import json
 import os
 
+import msgspec
+import numpy as np
 import pytest
 
 from mrl_jax import checks
 from mrl_jax import config as config_lib
+from mrl_jax import records
+from mrl_jax.sharing import publish
+from mrl_jax.training import peers
+from tests import examples
 from tests import pretrained
 from tests import runs
 
@@ -52,6 +58,76 @@ def test_the_config_of_every_pair_is_sound(name, pair):
 def test_an_unknown_pair_is_refused():
   with pytest.raises(checks.InputError, match="Did you mean 'smollm3_qwen3'"):
     config('graft', ('smollm_qwen3',))
+
+
+LARGEST = {
+  'method.name': 'prp',
+  'train.prompts': 1024,
+  'train.samples': 8,
+  'sample.max_tokens': 4096,
+}
+
+
+@pytest.mark.parametrize(
+  ('name', 'pair', 'changes'),
+  [
+    ('mrl', (), {'method.name': 'prp'}),
+    ('graft', (), {}),
+    ('hacpo', (), {}),
+    pytest.param('mrl', (), LARGEST, marks=pytest.mark.slow),
+  ],
+)
+def test_the_exchange_loses_nothing_of_a_pair(tmp_path, name, pair, changes):
+  """Rounds of rollouts as long as they can be; all share their arrays."""
+  made = config(name, pair)
+  made.update_from_flattened_dict(
+    {**changes, 'see.journal': 'none', 'data.jsonl.train': 'x'}
+  )
+  config_lib.check(made)
+  kinds = ('byte_level', 'sentencepiece')
+  tokenizers = {
+    policy: examples.tokenizer(kind)
+    for policy, kind in zip(made.policies, kinds, strict=True)
+  }
+  places = peers.Peers(made, frozenset(records.KINDS), tokenizers)
+  node = places.connect('run', os.fspath(tmp_path))
+  sender, peer = made.policies
+  tokens = made.sample.max_tokens
+  lengths = np.full(tokens, 4, np.int32)  # A token of English has 4 bytes.
+  long = msgspec.structs.replace(
+    examples.rollout(
+      b'',
+      policy=sender,
+      finish='length',
+      tokenizer=tokenizers[sender].fingerprint,
+    ),
+    payload=bytes(4 * tokens),
+    ids=np.zeros(tokens, np.int32),
+    byte_lengths=lengths,
+    sampling_logp=np.zeros(tokens, np.float32),
+    policy_logp=np.zeros(tokens, np.float32),
+    mask=np.ones(tokens, bool),
+  )
+  for round in range(2):
+    groups = [
+      [
+        msgspec.structs.replace(
+          long,
+          header=msgspec.structs.replace(
+            long.header, round=round, prompt=f'p{p}', sample=g
+          ),
+        )
+        for g in range(made.train.samples)
+      ]
+      for p in range(made.train.prompts)
+    ]
+    published = publish.publish(
+      groups, records.KINDS, texts=made.see.outcome_texts, verifier='math'
+    )
+    node.endpoints[sender].publish(round, published)
+    received = node.endpoints[peer].collect(round, records.KINDS)
+    assert len(received) == len(published)
+  assert node.endpoints[peer].ledger.refusals() == {}
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import hypothesis
+from hypothesis import strategies as st
 import msgspec
 import numpy as np
 import pytest
@@ -171,3 +173,31 @@ def test_every_record_has_a_kind():
   kinds = [records.kind(record) for record in (SOUND, STATS, OUTCOME)]
   assert kinds == ['rollout', 'group_stats', 'outcome']
   assert {*kinds} == {*records.KINDS}
+
+
+REWARDS = st.floats(-1e6, 1e6)
+
+
+@hypothesis.given(st.lists(REWARDS, min_size=1, max_size=20), st.data())
+def test_moments_of_rewards_in_a_range_fit_it(rewards, data):
+  bounds = [data.draw(st.floats(-1e6, min(rewards)), 'least')]
+  bounds.append(data.draw(st.floats(max(rewards), 1e6), 'most'))
+  stats = examples.stats(rewards)
+  assert records.fault(stats) is None
+  assert records.misfit(stats, len(rewards), tuple(bounds)) is None
+
+
+@hypothesis.given(REWARDS, REWARDS, st.integers(0, 4))
+def test_moments_that_fit_are_those_of_some_rewards(total, squares, successes):
+  """Of four rewards in [0, 1]: their mean and spread are no larger."""
+  stats = msgspec.structs.replace(
+    examples.stats([1.0] * 4),
+    reward_sum=total,
+    reward_square_sum=squares,
+    successes=successes,
+  )
+  if records.fault(stats) or records.misfit(stats, 4, (0.0, 1.0)):
+    return
+  mean = stats.reward_sum / 4
+  assert -1e-6 <= mean <= 1 + 1e-6
+  assert -1e-5 <= stats.reward_square_sum / 4 - mean**2 <= 1 / 4 + 1e-5

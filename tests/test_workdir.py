@@ -1,6 +1,12 @@
+import errno
+import fcntl
 import json
 import os
+import socket
+import subprocess
+import sys
 
+from absl import logging
 import msgspec
 import pytest
 
@@ -77,6 +83,49 @@ def test_a_run_resumes_with_the_same_prompts_and_weights_only(
     start(tmp_path, **changes)
 
 
+HOLDER = """
+import sys
+from mrl_jax import workdir
+from tests import examples
+workdir.prepare(sys.argv[1], examples.run_config())
+print('locked', flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_work_dir_belongs_to_one_process_until_it_ends(tmp_path):
+  folder = tmp_path / 'run'
+  with subprocess.Popen(
+    [sys.executable, '-c', HOLDER, str(folder)],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as holder:
+    try:
+      assert holder.stdout.readline() == 'locked\n'
+      who = f'in use by process {holder.pid} on {socket.gethostname()}'
+      with pytest.raises(checks.InputError, match=f'{who}.* stop that one'):
+        start(folder)
+    finally:
+      holder.kill()
+  start(folder)  # The lock of a process that was killed is gone.
+  start(folder)  # The same process may write to it again.
+  assert (folder / 'lock').read_text().startswith(f'process {os.getpid()} ')
+
+
+def test_without_locks_a_run_starts_with_a_warning(
+  tmp_path, monkeypatch, caplog
+):
+  def unsupported(*_):
+    raise OSError(errno.EOPNOTSUPP, 'not supported')
+
+  monkeypatch.setattr(fcntl, 'flock', unsupported)
+  logging.use_absl_handler()
+  with caplog.at_level('WARNING', logger='absl'):
+    start(tmp_path)
+  assert 'cannot be locked' in caplog.text
+
+
 def test_a_kill_before_the_setup_was_written_leaves_a_work_dir(tmp_path):
   (tmp_path / 'cache').mkdir()
   (tmp_path / 'config.json.new').write_text('{"half')
@@ -111,13 +160,6 @@ def test_a_setup_that_cannot_be_read_is_refused(tmp_path, text, message):
   (tmp_path / 'config.json').write_text(text)
   with pytest.raises(checks.InputError, match=message):
     resume(tmp_path)
-
-
-def test_lines_end_before_one_that_a_kill_cut_short(tmp_path):
-  path = tmp_path / 'metrics.jsonl'
-  assert workdir.lines(os.fspath(path)) == []
-  path.write_text('{"round": 0}\n{"round": 1}\n{"round": 2, "pol')
-  assert workdir.lines(os.fspath(path)) == [{'round': 0}, {'round': 1}]
 
 
 def test_what_is_unknown_is_not_written(tmp_path):

@@ -42,7 +42,8 @@ def worker() -> worker_lib.Worker:
       mesh=Mesh(devices, config.MESH_AXES),
       optimizer=optax.adam(1e-3),
     ),
-    objectives=algorithms.build(examples.settings()).objectives,
+    objectives=algorithms.build(examples.settings()).objectives(),
+    rescores=False,
     packer=packing.Packer(
       context=8,
       lengths={'own': 6, 'peer': 6},

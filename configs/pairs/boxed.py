@@ -23,8 +23,6 @@ def get_config(paths):
     name: base.pretrained(path, f'{{prompt}}\n{TASK}\n')
     for name, path in paths.items()
   }
-  config.see.capacity_mib = 1024
-  config.see.max_message_mib = 256
   config.warm_start.steps = 0
 
   config.data.source = 'jsonl'

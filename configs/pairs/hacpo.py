@@ -51,5 +51,5 @@ def get_config(pair='qwen3_4b_llama3_3b') -> ml_collections.ConfigDict:
   config.method.hacpo.delta = delta
   config.train.aggregation = 'sequence_mean'
   config.train.rounds = 58
-  config.train.mini_batches = 2
+  config.train.mini_batches = 4  # Of 64 x 8 of the 2 x 128 x 8 responses.
   return config

@@ -59,7 +59,7 @@ def sides(
     return Side(visible(rollout, lengths), lengths, logp, chunk)
 
   return (
-    side(from_lengths, rollout.policy_logp, chunk),
+    side(from_lengths, rollout.sampling_logp, chunk),
     side(to_lengths, moved.behaviour_logp, moved.chunk),
   )
 

@@ -22,6 +22,7 @@ import msgspec
 
 from mrl_jax import checks
 from mrl_jax import config_keys
+from mrl_jax import records
 from mrl_jax import workdir
 from mrl_jax.see import ledger
 from mrl_jax.thl import transfer
@@ -191,14 +192,22 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Counts of refusals by place and reason.
 
     A place is a pair (records that the exchange refused), 'messages' (refused
-    before their sender was known), or 'training rows of POLICY' (responses and
-    claims of peers that the policy refused when it made its training rows).
+    before their sender was known), 'training rows of POLICY' (responses and
+    claims of peers that the policy refused when it made its training rows), or
+    'answers of POLICY' (verifications that took too much time or memory).
     """
     places = {
       **self.totals.refusals,
       'messages': self.totals.messages_refused,
       **{
         f'training rows of {policy}': sums(row.refused for row in rows)
+        for policy, rows in self.rows.items()
+      },
+      **{
+        f'answers of {policy}': {
+          verdict: sum(row.verified.get(verdict, 0) for row in rows)
+          for verdict in records.UNDECIDED
+        }
         for policy, rows in self.rows.items()
       },
     }

@@ -40,8 +40,11 @@ def clipped_surrogate(
   return objective_BT
 
 
-def is_clipped(ratio_BT, advantage_B1, clip_low, clip_high):
-  """Where the clip of `clipped_surrogate` stops the gradient."""
-  return jnp.where(
-    advantage_B1 > 0, ratio_BT > 1 + clip_high, ratio_BT < 1 - clip_low
+def is_clipped(ratio_BT, advantage_B1, clip_low, clip_high, dual_clip=0.0):
+  """Where a clip of `clipped_surrogate` stops the gradient of an advantage."""
+  too_low_BT = ratio_BT < 1 - clip_low
+  if dual_clip:
+    too_low_BT |= ratio_BT > dual_clip
+  return jnp.where(advantage_B1 > 0, ratio_BT > 1 + clip_high, too_low_BT) & (
+    advantage_B1 != 0
   )

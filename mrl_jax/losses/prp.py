@@ -23,7 +23,8 @@ def chunk_ratio(
   the surrogate does not act on a large rho, and truncation scales its gradient
   down without zeroing it. A dual clip above C has no effect.
 
-  mu is the peer's policy at temperature 1.
+  mu is the distribution that the peer sampled from, pi the learner's at its own
+  temperature.
 
   Mutual RL, https://arxiv.org/abs/2605.07244, shares raw rollouts; the chunks,
   the token form (after GSPO-token, https://arxiv.org/abs/2507.18071, eq. 14)

@@ -40,6 +40,7 @@ def response_scores(
   length: int,
   chunk: int,
   entropy: bool = False,
+  temperature: float = 1.0,
 ) -> Scores:
   """Scores the last `length` tokens of every row; scores are 0 at padding.
 
@@ -51,6 +52,7 @@ def response_scores(
     chunk: about the most tokens whose logits are in memory at once; the
       backward pass recomputes them.
     entropy: whether to compute entropies too.
+    temperature: T of the scored policy, softmax(logits / T).
   """
   positions_BS, mask_BSS = prompt_layout(valid_BS)
   hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
@@ -60,6 +62,7 @@ def response_scores(
     tokens_BS[:, -length:],
     chunk,
     entropy,
+    temperature,
   )
   return jax.tree.map(
     lambda x_BT: jnp.where(valid_BS[:, -length:], x_BT, 0.0), scores
@@ -82,12 +85,14 @@ def softmax_entropy(logits):
   return -(jnp.exp(logp) * logp).sum(-1)
 
 
-def token_scores(decoder, hidden_BTD, targets_BT, chunk, entropy=False):
+def token_scores(
+  decoder, hidden_BTD, targets_BT, chunk, entropy=False, temperature=1.0
+):
   """Scores of the targets, computed for a chunk of positions at a time."""
 
   @jax.checkpoint
   def score(hidden_BTD, targets_BT):
-    logits_BTV = decoder.logits(hidden_BTD)
+    logits_BTV = decoder.logits(hidden_BTD) / temperature
     entropy_BT = softmax_entropy(logits_BTV) if entropy else None
     return Scores(log_prob(logits_BTV, targets_BT), entropy_BT)
 

@@ -6,7 +6,8 @@ A new reward is a function here and a row of `REWARDS`:
     return [float(len(c.text) < 100) for c in completions]
 
 `config.reward.functions` names the functions of a run, `config.reward.weights`
-their weights in the reward.
+their weights in the reward. If a row of `RANGES` bounds the numbers, peers'
+rewards are held to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +47,8 @@ def exact(completions: Sequence[Completion]) -> list[float]:
 
 
 def format(completions: Sequence[Completion]) -> list[float]:
-  """1 if the policy ended the completion and gave an answer."""
-  return [float(c.verdict != 'unparsable') for c in completions]
+  """1 if the policy ended the completion and gave an answer that is readable."""
+  return [float(c.verdict in ('correct', 'wrong')) for c in completions]
 
 
 def overlong(
@@ -81,3 +82,22 @@ REWARDS: dict[str, Callable[..., Reward]] = {
     ramp=config.reward.overlong_tokens,
   ),
 }
+
+# By name, the least and the largest number of a function. Those of other
+# functions are not known.
+RANGES: dict[str, tuple[float, float]] = {
+  'exact': (0.0, 1.0),
+  'format': (0.0, 1.0),
+  'overlong': (-1.0, 0.0),
+}
+
+
+def reward_range(config) -> tuple[float, float]:
+  """The least and the largest reward that `config.reward` allows."""
+  if not {*config.functions} <= RANGES.keys():
+    return -records.LARGEST, records.LARGEST
+  ends = [
+    sorted(weight * end for end in RANGES[name])
+    for name, weight in zip(config.functions, config.weights, strict=True)
+  ]
+  return sum(least for least, _ in ends), sum(most for _, most in ends)

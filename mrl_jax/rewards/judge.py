@@ -8,7 +8,6 @@ from typing import NamedTuple
 from mrl_jax import records
 from mrl_jax.rewards import functions
 from mrl_jax.rewards import mathematics
-from mrl_jax.rewards import processes
 from mrl_jax.rewards import verify
 
 Verifier = verify.Exact | mathematics.Mathematics
@@ -17,7 +16,7 @@ Verifier = verify.Exact | mathematics.Mathematics
 VERIFIERS = {
   'exact': lambda config: verify.Exact(config.marker),
   'math': lambda config: mathematics.Mathematics(
-    config.marker, config.timeout_s
+    config.marker, config.timeout_s, config.processes
   ),
 }
 
@@ -58,9 +57,7 @@ class Judge:
     results = self._verifier.verify_all(ended)
     if self._verifier.counted:
       self._counts.update(results)
-    # Records have no verdict for an answer whose verification failed.
-    failed = (processes.TIMEOUT, processes.CRASH)
-    verdicts = iter('unparsable' if r in failed else r for r in results)
+    verdicts = iter(results)
     completions = [
       c._replace(verdict=next(verdicts)) if c.finish == 'stop' else c
       for c in completions

@@ -39,7 +39,7 @@ def same(given: str, gold: str) -> bool | None:
   """Whether two answers are equal; None if they differ and one is not a number."""
   if given == gold:
     return True
-  numbers = _number(given), _number(gold)
+  numbers = number(given), number(gold)
   return None if None in numbers else numbers[0] == numbers[1]
 
 
@@ -55,6 +55,14 @@ class Exact:
   def __init__(self, marker: str):
     self._marker = marker
 
+  def bare(self, text: str) -> str:
+    """The answer in a gold answer, which may follow a marker of its own."""
+    return text.rpartition(self._marker)[2]
+
+  def stated(self, answer: str) -> str:
+    """A completion that gives this answer."""
+    return f'{self._marker} {answer}'
+
   def verify_all(
     self, answers: Sequence[tuple[str, str]]
   ) -> list[records.Verdict]:
@@ -65,7 +73,7 @@ class Exact:
     """Does nothing; this verifier has no processes."""
 
 
-def _number(text: str) -> fractions.Fraction | None:
+def number(text: str) -> fractions.Fraction | None:
   text = text.replace('$', '').removesuffix('.').strip()
   if _THOUSANDS.fullmatch(text):
     text = text.replace(',', '')

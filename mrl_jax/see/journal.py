@@ -29,6 +29,7 @@ from mrl_jax.see import transport
 from mrl_jax.see import wire
 
 _ABOUT, _TOKENIZER = 'journal.json', 'tokenizer.json'
+_PADDING = 2**17  # Most bytes of an array_record beside its records.
 _ROUND = re.compile(r'(\d+)\.array_record')
 
 
@@ -40,6 +41,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
   tokenizer: str  # Fingerprint of the policy's tokenizer.
   vocab_size: int
   kinds: tuple[str, ...]  # Of records that are written.
+  samples: int = 0  # Rollouts of each prompt; 0 if an old journal.
+  # The least and the largest reward that the run's config allowed.
+  rewards: tuple[float, float] = (-records.LARGEST, records.LARGEST)
   finished: bool = False  # Whether no round will follow.
   schema: int = records.SCHEMA
 
@@ -47,11 +51,21 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class Writer:
   """Writes a policy's journal."""
 
-  def __init__(self, directory: str, about: About, tokenizer: str):
-    """Opens a journal in `directory`; `tokenizer` is the policy's, as JSON."""
+  def __init__(
+    self,
+    directory: str,
+    about: About,
+    tokenizer: str,
+    most_bytes: int = 2**62,
+  ):
+    """Opens a journal in `directory`; `tokenizer` is the policy's, as JSON.
+
+    Rounds that would make it larger than `most_bytes` are not written.
+    """
     self._folder = os.path.join(directory, about.policy)
-    self._about = about
+    self._about, self._most_bytes = about, most_bytes
     os.makedirs(self._folder, exist_ok=True)
+    self._sizes = {e.path: e.stat().st_size for e in os.scandir(self._folder)}
     files.write(os.path.join(self._folder, _TOKENIZER), tokenizer)
     self._write_about(about)
 
@@ -59,12 +73,29 @@ class Writer:
     """Stores the records of a round; replaces what was stored of it."""
     path = _path(self._folder, round)
     aside = path + files.ASIDE
+    encoded = [
+      wire.encode(record)
+      for record in published
+      if records.kind(record) in self._about.kinds
+    ]
+    others = sum(n for p, n in self._sizes.items() if p != path)
+    if others + sum(map(len, encoded)) + _PADDING > self._most_bytes:
+      logging.log_first_n(
+        logging.WARNING,
+        'round %d is not written to the journal %s, which has %d MiB: raise '
+        'see.journal_mib, or set see.journal=none',
+        3,
+        round,
+        self._folder,
+        others // 2**20,
+      )
+      return
     writer = array_record_module.ArrayRecordWriter(aside, 'group_size:256')
-    for record in published:
-      if records.kind(record) in self._about.kinds:
-        writer.write(wire.encode(record))
+    for data in encoded:
+      writer.write(data)
     writer.close()
     os.replace(aside, path)
+    self._sizes[path] = os.path.getsize(path)
 
   def finish(self) -> None:
     """Marks the journal as finished: no round will follow."""
@@ -169,19 +200,16 @@ class Transport(transport.Transport):
         logging.WARNING, 'cannot read the journal of %s: %s', 10, policy, error
       )
       return
-    for stored in written:
-      if first <= stored <= round:
+    # Up to the last round that was written, as the policy skips others.
+    for n in range(first, min(round, max(written, default=-1)) + 1):
+      data = []
+      if n in written:
         try:
-          data = reader.read(stored)
+          data = reader.read(n)
         except checks.InputError as error:
           inbox.refuse(policy, 'journal', 'damaged', str(error))
-          data = []
-        inbox.deliver(policy, stored, data, self._kinds, may_block=False)
-    if inbox.finished[policy] >= round:
-      return
-    if written and written[-1] > round:  # The policy skipped this round.
-      inbox.deliver(policy, round, [])
-    elif finished:
+      inbox.deliver(policy, n, data, self._kinds, may_block=False)
+    if inbox.finished[policy] < round and finished:
       logging.warning('the journal of %s ends before round %d', policy, round)
       self._ended.add((inbox, policy))
       inbox.end(policy)

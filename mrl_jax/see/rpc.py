@@ -1,11 +1,14 @@
 """The transport between processes and hosts: gRPC, acknowledged and bounded.
 
 A message is a msgpack struct of encoded records, so that no code is generated
-and none is run. The receiving process writes it to disk, puts its records into
-the inbox of the receiving policy, and only then acknowledges it; a full inbox
-delays that. The sending process keeps a message until it is acknowledged, and
-sends it again after every failure. Whatever arrives is untrusted until it has
-been checked.
+and none is run. The receiving process judges its records, writes the message to
+disk if any is new, puts them into the inbox of the receiving policy, and only
+then acknowledges it; a full inbox delays that. The sending process keeps a
+message until it is acknowledged, and sends it again after every failure.
+
+Whatever arrives is untrusted until it has been checked. A certificate speaks for
+the policies that are its subject alternative names, on both sides. Answers to
+others say nothing about the run.
 """
 
 import collections
@@ -37,7 +40,9 @@ _GRACE_S = 1.0  # How long messages in delivery may delay the end.
 _RETRY_S = (0.1, 5.0)  # First and longest pause between attempts.
 _OVERHEAD = 4096  # Most bytes of a message beside its records.
 _MOST = 4096  # Records of a message.
-_REASONS = ('undecodable', 'run', 'peer')  # Why a server refuses a message.
+_PATIENCE_S = 0.1  # How long a message waits for another of its sender.
+# Why a server refuses a message.
+_REASONS = ('undecodable', 'certificate', 'run', 'peer', 'round')
 # Answers that will be the same next time.
 _FINAL = ('INVALID_ARGUMENT', 'FAILED_PRECONDITION', 'UNIMPLEMENTED')
 _Name = Annotated[str, msgspec.Meta(max_length=records.MAX_NAME)]
@@ -96,7 +101,10 @@ class Transport(transport.Transport):
     """
     pem = network.read_pem(network.listen)
     self._inboxes, self._limits, self._run = inboxes, limits, run
-    self._spool = spool_lib.Spool(os.path.join(folder, _RECEIVED))
+    self._spool = spool_lib.Spool(
+      os.path.join(folder, _RECEIVED), limits.spool_bytes
+    )
+    self._encrypted = pem is not None
     self._refusals = ledger_lib.Ledger()  # Of messages, whoever sent them.
     # A sender delivers one message at a time to each policy, so that messages
     # stay in order and no full inbox occupies all threads.
@@ -162,20 +170,33 @@ class Transport(transport.Transport):
         logging.warning('%s is left on disk: %s', name, refused)
         continue
       if name not in self._inboxes[message.receiver].messages:
-        self._deliver(message, name, may_block=False)
+        self._deliver(message, lambda name=name: name, may_block=False)
 
-  def receive(self, data: bytes) -> None:
-    """Stores a message on disk, then delivers it.
+  def receive(
+    self, data: bytes, speaks_for: Collection[str] | None = None
+  ) -> None:
+    """Judges a message, stores it on disk if it has news, then delivers it.
 
-    Raises Refused, or Busy if its sender has not finished another delivery to
-    its receiver.
+    `speaks_for` are the policies that the caller's certificate names; None if
+    connections are not encrypted. Raises Refused, or Busy if the message may be
+    accepted later: its sender has not finished another delivery to its
+    receiver, is too far ahead, or has too much on disk.
     """
-    message = self._decode(data)
+    message = self._decode(data, speaks_for)
+    if message.round >= self._limits.rounds:
+      self._refuse('round', 'is after the last', f'{message.round}')
+    inbox = self._inboxes[message.receiver]
+    if inbox.is_ahead(message.round):
+      self._delay(
+        'ahead',
+        f'round {message.round} of {message.sender} comes later, as '
+        f'{message.receiver} is at round {inbox.round}; see see.max_ahead',
+      )
     delivering = self._delivering[message.sender, message.receiver]
-    if not delivering.acquire(blocking=False):
+    if not delivering.acquire(timeout=_PATIENCE_S):
       raise Busy(f'another message of {message.sender} is being delivered')
     try:
-      self._deliver(message, self._spool.add(message.round, data))
+      self._deliver(message, lambda: self._store(message, data))
     finally:
       delivering.release()
 
@@ -192,42 +213,81 @@ class Transport(transport.Transport):
     self._pool.shutdown(wait=False)
 
   def _answer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+    names = None
+    if self._encrypted:
+      names = context.auth_context().get('x509_subject_alternative_name', ())
+      names = {name.decode(errors='replace') for name in names}
     try:
-      self.receive(data)
+      self.receive(data, names)
     except Refused as refused:
       context.abort(refused.code, str(refused))
+    except OSError as error:  # It has the path, which is nobody's business.
+      logging.log_every_n_seconds(
+        logging.ERROR, 'a received message cannot be stored: %s', 60, error
+      )
+      context.abort(grpc.StatusCode.INTERNAL, 'the message cannot be stored')
     return b''
 
-  def _decode(self, data: bytes) -> Message:
+  def _decode(self, data, speaks_for=None) -> Message:
     try:
       message = wire.decode_untrusted(_DECODER, data)
     except msgspec.DecodeError as error:
       self._refuse('undecodable', str(error))
+    pair = message.sender, message.receiver
+    between = '{!r:.50} to {!r:.50}'.format(*pair)
+    # In this order, so that a caller needs a certificate, or the run's
+    # fingerprint, before answers depend on which policies there are.
+    if speaks_for is not None and message.sender not in speaks_for:
+      self._refuse(
+        'certificate',
+        'the sender is not among its subject alternative names',
+        f'{between}, by one for {sorted(speaks_for)!r:.200}',
+      )
     if message.run != self._run:
       self._refuse(
         'run',
-        f'of run {message.run!r:.50}, this is {self._run!r}: both must have the '
-        'same config, but for see and mwra',
+        'both must have the same config, but for see and mwra',
+        f'of run {message.run!r:.50}, this is {self._run!r}',
       )
-    pair = message.sender, message.receiver
     if pair not in self._delivering:
-      self._refuse('peer', '{!r:.50} to {!r:.50}'.format(*pair))
+      self._refuse('peer', 'the receiver does not listen to it here', between)
     return message
 
-  def _deliver(self, message: Message, name: str, may_block: bool = True):
-    self._inboxes[message.receiver].deliver(
-      message.sender,
-      message.round,
-      message.records,
-      last=message.last,
-      may_block=may_block,
-      message=name,
+  def _deliver(self, message, store, may_block=True):
+    """Gives the inbox a message; `store` returns its name on disk."""
+    inbox = self._inboxes[message.receiver]
+    about = message.sender, message.round
+    sound = inbox.judge(*about, message.records)
+    is_new = inbox.wants(*about, sound, message.last)
+    name = store() if is_new else ''
+    inbox.add(
+      *about, sound, last=message.last, may_block=may_block, message=name
     )
 
-  def _refuse(self, reason: str, details: str) -> NoReturn:
+  def _store(self, message, data) -> str:
+    try:
+      return self._spool.add(message.sender, message.round, data)
+    except spool_lib.Full:
+      most = self._limits.spool_bytes // 2**20
+      self._delay(
+        'quota',
+        f'messages of {message.sender} fill {most} MiB on disk, until a '
+        'checkpoint holds them; see see.spool_mib and checkpoint.every',
+      )
+
+  def _refuse(self, reason, answer, details='') -> NoReturn:
+    """Refuses a message for ever; only the log gets the details."""
+    self._count(reason, f'{answer} {details}')
+    raise Refused(f'{reason}: {answer}')
+
+  def _delay(self, reason, details) -> NoReturn:
+    """Refuses a message, which its sender will send again."""
+    self._count(reason, details)
+    raise Busy(f'{reason}: not now')
+
+  def _count(self, reason, details):
     log = f'refused a message: {reason}: {details}'
     self._refusals.add('', 'message', 'refused', reason=reason, log=log)
-    raise Refused(f'{reason}: {details}')
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -265,7 +325,8 @@ class Outlet(transport.Outlet):
       Message, run=run, sender=sender, receiver=receiver
     )
     self._place = f'{receiver} at {address}'  # For the log.
-    self._queue = []
+    self._queue = collections.deque()
+    self._records = self._bytes = 0  # In the queue.
     self._reached = None  # Whether the last attempt succeeded; None before it.
     self._sending = None  # The call that sends the first message in the queue.
     self._closing = False
@@ -278,6 +339,8 @@ class Outlet(transport.Outlet):
     if pem is None:
       self._channel = grpc.insecure_channel(address, options)
     else:
+      # The receiver is known by its name, wherever its host is.
+      options.append(('grpc.ssl_target_name_override', receiver))
       credentials = grpc.ssl_channel_credentials(*pem)
       self._channel = grpc.secure_channel(address, credentials, options)
     self._call = self._channel.unary_unary(f'/{_SERVICE}/{_METHOD}')
@@ -311,14 +374,17 @@ class Outlet(transport.Outlet):
 
   def state(self) -> bytes:
     with self._changed:
-      return _ENCODER.encode([self._queue, self.ledger.state()])
+      return _ENCODER.encode([[*self._queue], self.ledger.state()])
 
   def restore(self, state: bytes) -> None:
     queue, ledger = msgspec.msgpack.decode(
       state, type=tuple[list[Parcel], list]
     )
     with self._changed:
-      self._queue = queue
+      self._queue.clear()
+      self._records = self._bytes = 0
+      for parcel in queue:
+        self._append(parcel)
       self.ledger.restore(ledger)
       self._changed.notify_all()
 
@@ -355,18 +421,26 @@ class Outlet(transport.Outlet):
       # The first one is being sent, and stays.
       while len(self._queue) > 1 and not self._has_room(parcel):
         self._remove(1, 'evicted')
-      self._queue.append(parcel)
+      self._append(parcel)
       self._changed.notify_all()
 
   def _has_room(self, parcel):
-    parcels = [*self._queue, parcel]
     return (
-      sum(sum(p.counts.values()) for p in parcels) <= self._limits.records
-      and sum(len(p.data) for p in parcels) <= self._limits.bytes
+      self._records + sum(parcel.counts.values()) <= self._limits.records
+      and self._bytes + len(parcel.data) <= self._limits.bytes
     )
 
+  def _append(self, parcel):
+    self._queue.append(parcel)
+    self._records += sum(parcel.counts.values())
+    self._bytes += len(parcel.data)
+
   def _remove(self, index, fate, **refusal):
-    for kind, count in self._queue.pop(index).counts.items():
+    parcel = self._queue[index]
+    del self._queue[index]
+    self._records -= sum(parcel.counts.values())
+    self._bytes -= len(parcel.data)
+    for kind, count in parcel.counts.items():
       self.ledger.add(self._receiver, kind, fate, count, **refusal)
 
   def _send_queue(self):

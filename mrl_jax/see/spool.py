@@ -4,33 +4,55 @@ import collections
 from collections.abc import Iterator
 import hashlib
 import os
+import re
 import threading
 
 from mrl_jax import files
+
+_NAME = re.compile(r'(\d{20})-(\w+)-[0-9a-f]{32}')
+_FILE_BYTES = 4096  # Charged for a file, beside its contents.
+
+
+class Full(Exception):
+  """A sender's messages take as much of the disk as they may."""
 
 
 class Spool:
   """Keeps acknowledged messages, so that a killed run loses none of them.
 
   Each message is one file. A resumed run reads those that an earlier process
-  left, round by round, and skips those whose names its checkpoint holds.
+  left, round by round, and skips those whose names its checkpoint holds. Other
+  files in the folder are left alone.
   """
 
-  def __init__(self, folder: str):
-    self._folder = folder
+  def __init__(self, folder: str, most_bytes: int):
+    """Opens a folder where each sender's messages may take so many bytes."""
+    self._folder, self._most_bytes = folder, most_bytes
     self._lock = threading.Lock()  # A message may be resent while it is added.
     os.makedirs(folder, exist_ok=True)
-    names = (n for n in os.listdir(folder) if not n.endswith(files.ASIDE))
-    self._left = collections.deque(sorted(names))
+    self._charged = {}  # Bytes of each message, by name.
+    self._bytes = collections.Counter()  # Of each sender's messages.
+    for name in filter(_NAME.fullmatch, sorted(os.listdir(folder))):
+      self._charge(name, os.path.getsize(os.path.join(folder, name)))
+    self._left = collections.deque(self._charged)
 
-  def add(self, round: int, data: bytes) -> str:
-    """Writes a message of a round to disk, and returns its name."""
-    name = f'{round:020d}-{hashlib.sha256(data).hexdigest()[:32]}'
-    path = os.path.join(self._folder, name)
+  def add(self, sender: str, round: int, data: bytes) -> str:
+    """Writes a message of a sender's round to disk, and returns its name.
+
+    Raises Full, and writes nothing, if the sender's messages were too large.
+    """
+    name = f'{round:020d}-{sender}-{hashlib.sha256(data).hexdigest()[:32]}'
     with self._lock:
-      if not os.path.exists(path):
-        files.write(path, data)
+      if name not in self._charged:
+        if not self.has_room(sender, len(data)):
+          raise Full
+        files.write(os.path.join(self._folder, name), data)
+        self._charge(name, len(data))
     return name
+
+  def has_room(self, sender: str, size: int) -> bool:
+    """Whether a message of so many bytes may be added."""
+    return self._bytes[sender] + size + _FILE_BYTES <= self._most_bytes
 
   def left(self, round: int) -> Iterator[tuple[str, bytes]]:
     """Yields (name, message) that an earlier process left, up to `round`.
@@ -46,9 +68,15 @@ class Spool:
     """Deletes messages of rounds below `before`."""
     with self._lock:
       for name in os.listdir(self._folder):
-        if _round(name) < before:
+        match = _NAME.fullmatch(name.removesuffix(files.ASIDE))
+        if match and int(match[1]) < before:
           os.remove(os.path.join(self._folder, name))
+          self._bytes[match[2]] -= self._charged.pop(name, 0)
+
+  def _charge(self, name, size):
+    self._charged[name] = size + _FILE_BYTES
+    self._bytes[_NAME.fullmatch(name)[2]] += size + _FILE_BYTES
 
 
 def _round(name: str) -> int:
-  return int(name.partition('-')[0])
+  return int(_NAME.fullmatch(name)[1])

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 import ml_collections
+import msgspec
 import numpy as np
 
 from mrl_jax import records
@@ -61,8 +62,8 @@ class Context:
   score: Callable[..., Sequence[np.ndarray]]
   rng: np.random.Generator  # Of the learner's random choices in this round.
   # w(learner, policy) of every policy that reported its accuracy; see
-  # `hacpo.capability_ratios`.
-  capability_ratio: Mapping[str, float]
+  # `hacpo.capability_ratios`. Filled once `peer_records` are judged.
+  capability_ratio: dict[str, float] = dataclasses.field(default_factory=dict)
   # Indices of the prompts whose own groups are trained on; None is all.
   kept: Sequence[int] | None = None
   log: Log = dataclasses.field(default_factory=Log)  # Changed in place.
@@ -74,7 +75,13 @@ class Context:
 
   @functools.cached_property
   def peer_records(self) -> list[records.Record]:
-    """Records about prompts of this round.
+    """Records about prompts of this round, as the learner's judge sees them.
+
+    The learner judges every response anew. Where it disagrees with what the peer
+    claims, its own verdict holds, and the disagreement is counted. Statistics of
+    a group whose rollouts crossed are computed from these rewards; those of other
+    groups are the peer's claim. An outcome's number of successes is a claim, too,
+    which counts if any text that it quotes is a success.
 
     With `see.max_staleness`, a peer's records of several rounds may be about the
     same prompt; of each kind, only those of the newest round count.
@@ -83,7 +90,54 @@ class Context:
     newest = {}
     for r in about:
       newest[_source(r)] = max(newest.get(_source(r), 0), r.header.round)
-    return [r for r in about if r.header.round == newest[_source(r)]]
+    about = [r for r in about if r.header.round == newest[_source(r)]]
+    judgements = iter(
+      self.judge(
+        [
+          (self.index[r.header.prompt], *response)
+          for r in about
+          for response in _responses(r)
+        ]
+      )
+    )
+    rewards = collections.defaultdict(list)
+    judged = [self._judged(r, judgements, rewards) for r in about]
+    return [_recomputed(r, rewards) for r in judged]
+
+  @property
+  def late_records(self) -> list[records.Record]:
+    """Records about prompts of other rounds, which nobody can judge here."""
+    return [r for r in self.received if r.header.prompt not in self.index]
+
+  def _judged(self, record, judgements, rewards) -> records.Record:
+    """The record with the next judgements, which are added to `rewards`."""
+    refused, header = self.log.refused, record.header
+    if isinstance(record, records.Rollout):
+      reward, verdict = next(judgements)
+      # A comparison that took too long disagrees with nobody.
+      if verdict in records.UNDECIDED:
+        refused['undecided'] += 1
+      elif record.verdict not in records.UNDECIDED:
+        refused['false_verdict'] += verdict != record.verdict
+      rewards[header.policy, header.round, header.prompt].append(
+        (reward, verdict == 'correct')
+      )
+      return msgspec.structs.replace(record, reward=reward, verdict=verdict)
+    if isinstance(record, records.Outcome):
+      verdicts = [next(judgements)[1] for _ in record.texts]
+      texts = [
+        t for t, v in zip(record.texts, verdicts, strict=True) if v == 'correct'
+      ]
+      undecided = sum(v in records.UNDECIDED for v in verdicts)
+      if undecided:
+        refused['undecided'] += undecided
+      refused['false_success'] += len(verdicts) - len(texts) - undecided
+      return msgspec.structs.replace(
+        record,
+        texts=tuple(texts),
+        successes=record.successes if texts else 0,
+      )
+    return record
 
   @functools.cached_property
   def rewards_PG(self) -> np.ndarray:
@@ -135,6 +189,31 @@ def moments(rewards_PG: np.ndarray) -> np.ndarray:
   """Count, sum and sum of squares of the rewards of every group, f64 [P, 3]."""
   count_P = np.full(len(rewards_PG), rewards_PG.shape[1], np.float64)
   return np.stack([count_P, rewards_PG.sum(1), (rewards_PG**2).sum(1)], 1)
+
+
+def _responses(record) -> list[tuple[bytes, records.Finish, int]]:
+  """The bytes, the finish and the number of tokens of a record's responses."""
+  if isinstance(record, records.Rollout):
+    return [(record.payload, record.finish, len(record.ids))]
+  # An outcome does not say how many tokens its texts have.
+  texts = record.texts if isinstance(record, records.Outcome) else ()
+  return [(text, 'stop', 0) for text in texts]
+
+
+def _recomputed(record, judged) -> records.Record:
+  header = record.header
+  group = judged.get((header.policy, header.round, header.prompt))
+  if not group or not isinstance(record, records.GroupStats):
+    return record
+  rewards, successes = zip(*group, strict=True)
+  count, reward_sum, reward_square_sum = moments(np.array([rewards]))[0]
+  return msgspec.structs.replace(
+    record,
+    count=int(count),
+    reward_sum=float(reward_sum),
+    reward_square_sum=float(reward_square_sum),
+    successes=sum(successes),
+  )
 
 
 def _source(record):

@@ -17,9 +17,8 @@ def weights(
 
   at level 'token', and their product over the response at level 'sequence'. A
   weight above the cap is lowered to it ('truncate') or set to 0 ('mask').
-  Sampler and trainer differ by kernels, precision and the sampling temperature.
-  The weights multiply the whole objective of a token, with KL penalty and
-  entropy bonus.
+  Sampler and trainer differ by kernels and precision. The weights multiply the
+  whole objective of a token, with KL penalty and entropy bonus.
 
   Truncated importance sampling: https://fengyao.notion.site/off-policy-rl;
   masked: https://arxiv.org/abs/2510.18855, IcePop, of which this has the upper

@@ -23,9 +23,9 @@ def rows(
 
     s = exp(mean_t log pi_B(o_t) - mean_u log pi_A(o_u)),  w = 1[s > f] min(s, 1)
 
-  over the tokens of the learner B and of the source A. A response of s <= f is
-  not admitted; the others enter with weight w and the ratio of B's new to old
-  probabilities.
+  over the tokens of the learner B and of the source A, each at the temperature at
+  which it samples. A response of s <= f is not admitted; the others enter with
+  weight w and the ratio of B's new to old probabilities.
 
   GRAFT, https://arxiv.org/abs/2609.37868. The controls of `config.method.graft`
   are its authors': `admission` 'random' admits as many responses at random,
@@ -42,7 +42,7 @@ def rows(
   rescored = context.rescore([row for row, _ in pairs])
   difference_B = [
     row.old_logp.mean(dtype=np.float64)
-    - rollout.policy_logp.mean(dtype=np.float64)
+    - rollout.sampling_logp.mean(dtype=np.float64)
     for row, (_, rollout) in zip(rescored, pairs, strict=True)
   ]
   compatibility_B = np.exp(

@@ -4,6 +4,7 @@ https://arxiv.org/abs/2603.02604; where the paper and its authors' code differ,
 the code.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,20 +29,20 @@ def remember_accuracies(
 ) -> dict[str, list[float]]:
   """The batch accuracies of the last `window` rounds (K), by policy.
 
-  This round's are added to `history`, the result of the previous round: the
-  learner's from its own groups, a peer's from its `GroupStats`. A peer that sent
-  none this round keeps its last accuracies.
+  New ones are added to `history`, the result of the previous round: the learner's
+  from its own groups, a peer's from its `GroupStats`, one for each round that it
+  played; a late peer's may arrive together. A peer that sent none keeps its last
+  accuracies.
   """
   own = [rollout.success for group in groups for rollout in group]
-  counts = {learner: [len(own), sum(own)]}
+  longer = {name: list(accuracies) for name, accuracies in history.items()}
+  longer.setdefault(learner, []).append(sum(own) / len(own))
+  counts = collections.defaultdict(lambda: np.zeros(2, int))
   for r in received:
     if isinstance(r, records.GroupStats):
-      count = counts.setdefault(r.header.policy, [0, 0])
-      count[0] += r.count
-      count[1] += r.successes
-  longer = {name: list(accuracies) for name, accuracies in history.items()}
-  for name, (samples, successes) in counts.items():
-    longer.setdefault(name, []).append(successes / samples)
+      counts[r.header.round, r.header.policy] += (r.count, r.successes)
+  for (_, name), (samples, successes) in sorted(counts.items()):
+    longer.setdefault(name, []).append(float(successes / samples))
   return {name: accuracies[-window:] for name, accuracies in longer.items()}
 
 
@@ -93,13 +94,15 @@ def rows(
 
     s = exp(mean_t log pi_k(y_t) - mean_u log pi_j(y_u))
 
-  Each mean is over the policy's own tokens of the same text, so that every
-  token of a row has the peer's mean as its denominator. The advantage is the
-  learner's times w(j, k) = 1 / w(k, j), the peer's capability relative to the
-  learner's (without `hacpo.capability_weight`, times 1). Rollouts of a peer
-  that never reported its accuracy are left out and counted.
+  Each policy is taken at the temperature at which it samples. Each mean is over
+  the policy's own tokens of the same text, so that every token of a row has the
+  peer's mean as its denominator. The advantage is the learner's times
+  w(j, k) = 1 / w(k, j), the peer's capability relative to the learner's (without
+  `hacpo.capability_weight`, times 1). Rollouts of a peer that never reported its
+  accuracy are left out and counted.
 
-  HACPO, https://arxiv.org/abs/2603.02604, sec. 3.2.
+  HACPO, https://arxiv.org/abs/2603.02604, sec. 3.2 (weight) and 3.3 (ratio). The
+  authors' code leaves end-of-sequence out of both means; here it is in both.
   """
   found, weights = [], {}
   for row, rollout in peer_rows.pairs(groups, context):
@@ -110,7 +113,7 @@ def rows(
         continue
       weight = 1 / context.capability_ratio[peer]
     weights[peer] = weight
-    mean = rollout.policy_logp.mean(dtype=np.float64)
+    mean = rollout.sampling_logp.mean(dtype=np.float64)
     found.append(
       row._replace(
         old_logp=np.full(len(row.ids), mean, np.float32),

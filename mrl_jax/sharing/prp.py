@@ -22,7 +22,7 @@ def rows(
   over the learner's tokens, with the log-probability that THL assigns to each
   ('token').
 
-  `denominators`: the log-probabilities of the peer at temperature 1
+  `denominators`: the log-probabilities with which the peer sampled
   ('behaviour'), or those of the learner before it trains ('recompute'). Recomputed ratios begin at 1 and
   vary little, but the update no longer corrects for the peer's
   distribution, and is not a policy gradient of the expected reward.

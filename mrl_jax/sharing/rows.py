@@ -46,7 +46,7 @@ def own_row(prompt: int, rollout: records.Rollout, advantage: float) -> Row:
   """A row of the learner's own rollout: the sampled ids, each its own chunk."""
   chunk = np.arange(len(rollout.ids), dtype=np.int32)
   return Row(
-    prompt, rollout.ids, rollout.policy_logp, advantage, chunk, rollout.mask
+    prompt, rollout.ids, rollout.sampling_logp, advantage, chunk, rollout.mask
   )
 
 

@@ -99,7 +99,7 @@ def transfer(
   residual.payload_bytes += len(rollout.payload)
   specials_dropped = 0
   if rollout.header.tokenizer == receiver.fingerprint:
-    ids, behaviour_logp = rollout.ids, rollout.policy_logp
+    ids, behaviour_logp = rollout.ids, rollout.sampling_logp
     if not _can_be_sampled(rollout, receiver):
       residual.refuse(rollout.payload, 'ids')
       return None
@@ -120,7 +120,7 @@ def transfer(
     specials_dropped = int((sender_lengths == 0).sum())
     sender_chunk, chunk = align.chunks(sender_lengths, lengths)
     behaviour_logp = align.project_extensive(
-      rollout.policy_logp, sender_lengths, lengths
+      rollout.sampling_logp, sender_lengths, lengths
     ).astype(np.float32)
     mask = align.project_mask(rollout.mask, sender_lengths, lengths)
   reason = _refusal(chunk, limits)

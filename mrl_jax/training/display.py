@@ -42,6 +42,11 @@ def show_start(
     console.print(
       f'{plan.prompts_skipped:,} prompts are too long and were skipped.'
     )
+  if plan.answers_faulty:
+    console.print(
+      f'{plan.answers_faulty:,} gold answers could never be rewarded; the log '
+      'has examples.'
+    )
 
 
 def show_end(

@@ -6,6 +6,7 @@ import math
 import os
 from typing import NamedTuple
 
+from absl import logging
 import ml_collections
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.data import vocabulary
 from mrl_jax.models import families
+from mrl_jax.rewards import gold
+from mrl_jax.rewards import judge
 from mrl_jax.thl import byte_tokenizer
 
 _MULTIPLE = 8  # Prompt positions are rounded up to it.
@@ -47,6 +50,7 @@ class Inputs:
   heldout: Sequence[records.Prompt]
   skipped: int  # Number of prompts that were left out as too long.
   policies: Mapping[str, PolicyInputs]
+  faulty: int = 0  # Number of gold answers that could never be rewarded.
 
   @property
   def digest(self) -> str:
@@ -111,6 +115,32 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   return Inputs(
     train=train, heldout=heldout, skipped=len(long), policies=policies
   )
+
+
+def check_answers(
+  loaded: Inputs, verifier: judge.Verifier, most: float
+) -> Inputs:
+  """Counts gold answers that are not correct by the run's own verifier.
+
+  Raises InputError if they are more than the share `most` of a set.
+  """
+  count = 0
+  for name, prompts in (('train', loaded.train), ('heldout', loaded.heldout)):
+    faults = gold.faults(verifier, [prompt.answer for prompt in prompts])
+    bad = [prompt for prompt in prompts if prompt.answer in faults]
+    examples = [
+      f'{p.id}: {faults[p.answer]}: {p.answer[:80]!r}' for p in bad[:3]
+    ]
+    checks.require(
+      len(bad) <= most * len(prompts),
+      f'{len(bad):,} of {len(prompts):,} gold answers of the {name} set could '
+      'never be rewarded. Are data.jsonl.answer and reward.marker right? If so, '
+      'raise data.max_faulty.\n  ' + '\n  '.join(examples),
+    )
+    count += len(bad)
+    for example in examples:
+      logging.warning('this gold answer could never be rewarded: %s', example)
+  return dataclasses.replace(loaded, faulty=count)
 
 
 def _load_policy(policy, prompts, config, cache) -> PolicyInputs:

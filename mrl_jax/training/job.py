@@ -83,7 +83,9 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   verifier = judge.VERIFIERS[config.reward.verifier](config.reward)
   workdir_lib.prepare(workdir, config)
   cache = workdir_lib.cache_dir(config, workdir)
-  loaded = inputs.load(config, cache)
+  loaded = inputs.check_answers(
+    inputs.load(config, cache), verifier, config.data.max_faulty
+  )
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   tokenizers = {name: p.tokenizer for name, p in loaded.policies.items()}
   places = peers.Peers(config, method.kinds, tokenizers)
@@ -162,6 +164,7 @@ def describe(job: Job) -> workdir_lib.Plan:
       if policy.address or policy.journal
     },
     prompts_skipped=job.inputs.skipped,
+    answers_faulty=job.inputs.faulty,
   )
 
 
@@ -197,13 +200,23 @@ def _plan(config, here, policies, reference) -> planner.Plan:
   )
 
 
+def _by_trainer(choice, method, model) -> bool:
+  """Whether denominators of own ratios are by the trainer, not the sampler."""
+  if choice != 'auto':
+    return choice == 'trainer'
+  differs = model.dtype != 'float32' or model.lora is not None
+  return differs or method.parts.ratio == 'sequence'
+
+
 def _workers(
   config, method, policies, plan, verifier
 ) -> dict[str, worker_lib.Worker]:
-  objectives, train, workers = method.objectives, config.train, {}
+  train, workers = config.train, {}
   updates = train.rounds * train.mini_batches
   placed = meshes.build(plan, jax.devices())
   for name, part in plan.items():
+    by_trainer = _by_trainer(train.old_logp, method, part.model)
+    objectives = method.objectives(by_trainer)
     workers[name] = worker_lib.Worker(
       name=name,
       policy=policies[name],
@@ -215,6 +228,8 @@ def _workers(
         reference=method.reference,
       ),
       objectives=objectives,
+      # A correction has scored the rows already.
+      rescores=by_trainer and config.method.correction.level == 'none',
       packer=packing.Packer(
         context=policies[name].context,
         lengths={

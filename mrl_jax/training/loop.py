@@ -29,15 +29,23 @@ from mrl_jax.training import pretrained
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import recorder
 from mrl_jax.training import statistics
+from mrl_jax.training import stopping
 from mrl_jax.training import warm_start
 from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import checkpoint
 
 _SAMPLE, _EVALUATE, _REFILL = range(3)  # Streams of a policy's random key.
+# Effective sample size of ratios of trainer to sampler, over the number of
+# tokens; below it the standard deviation of the ratios is above 0.1.
+_LEAST_ESS = 0.99
 
 
-def run(job: job_lib.Job, console: console_lib.Console) -> workdir.Summary:
-  """Trains all policies of a job.
+def run(
+  job: job_lib.Job,
+  console: console_lib.Console,
+  stop: stopping.Stop | None = None,
+) -> workdir.Summary:
+  """Trains all policies of a job, unless it is asked to `stop`.
 
   A job with the same config and work dir resumes from the newest checkpoint,
   and ends as if it had never been stopped.
@@ -51,7 +59,7 @@ def run(job: job_lib.Job, console: console_lib.Console) -> workdir.Summary:
   with contextlib.closing(checkpoints), contextlib.closing(job):
     pretrained.freeze(job.workers, job.config, console)
     progress = progress_lib.resume(job, checkpoints)
-    done = progress and progress.rounds
+    done = progress and progress.rounds - bool(progress.unwritten)
     with contextlib.closing(
       metrics.Writer(job.workdir, done, config_lib.flat(job.config))
     ) as writer:
@@ -60,11 +68,13 @@ def run(job: job_lib.Job, console: console_lib.Console) -> workdir.Summary:
         warm_start.run(job.workers, job.config, job.cache, console)
         accuracy = evaluate(job, 0, writer)
         progress = progress_lib.Progress(accuracy={0: accuracy})
-        progress_lib.save(job, progress, checkpoints)
+        taken = progress_lib.snapshot(job, progress)
+        progress_lib.save(job, taken, checkpoints)
       elif progress.rounds:
         console.print(f'Resuming after round {progress.rounds}.')
       job.node.open()
-      train(job, progress, checkpoints, writer, console)
+      stop = stop or stopping.Stop()
+      train(job, progress, checkpoints, writer, console, stop)
   return finish(job, progress, console)
 
 
@@ -74,27 +84,46 @@ def train(
   checkpoints: checkpoint.Checkpoints,
   writer: metrics.Writer,
   console: console_lib.Console,
+  stop: stopping.Stop,
 ) -> None:
   """Plays the remaining rounds, and writes the metrics of each."""
   config, total = job.config, job.config.train.rounds
   began = job.began - progress.seconds
+  every_s = 60 * config.checkpoint.minutes or math.inf
+  saved = time.monotonic()
 
   def due(every):
     return progress.rounds % every == 0 or progress.rounds == total
 
+  took_s = {}  # Of the last round, and the last evaluation.
+
+  @contextlib.contextmanager
+  def leaving_behind(step):
+    taken, started = progress_lib.snapshot(job, progress), time.monotonic()
+    save = functools.partial(_save_left_behind, job, taken, checkpoints)
+    with stop.leaving_behind(save, took_s.get(step, 0.0)):
+      yield
+    took_s[step] = time.monotonic() - started
+
   job.watch.lap()  # The first round does not count what came before it.
   totals = dict.fromkeys(job.workers, total)
-  with display.live(console, 'round', totals, progress.rounds) as advance:
-    while progress.rounds < total:
-      results = play_round(job, progress)
+  with (
+    display.live(console, 'round', totals, progress.rounds) as advance,
+    stop.deferred(),
+  ):
+    while progress.rounds < total or progress.unwritten:
+      if not progress.unwritten:
+        with leaving_behind('round'):
+          results = play_round(job, progress)
+        progress.unwritten = results
       if due(config.eval.every):
-        with job.watch('evaluation'):
+        with leaving_behind('evaluation'), job.watch('evaluation'):
           accuracy = evaluate(job, progress.rounds, writer)
         progress.accuracy[progress.rounds] = accuracy
       progress.seconds = time.monotonic() - began
       phases = job.watch.lap()
       evaluated = progress.accuracy.get(progress.rounds, {})
-      for name, result in results.items():
+      for name, result in progress.unwritten.items():
         timing = msgspec.structs.replace(
           result.timing, elapsed=progress.seconds, phases=phases
         )
@@ -103,9 +132,28 @@ def train(
         )
         writer.round(result)
         advance(name, display.note(result))
-      if due(config.checkpoint.every):
+      progress.unwritten = {}
+      is_last = stop.asked and progress.rounds < total
+      is_late = time.monotonic() - saved > every_s
+      if due(config.checkpoint.every) or is_late or is_last:
         with job.watch('checkpoints'):
-          progress_lib.save(job, progress, checkpoints)
+          taken = progress_lib.snapshot(job, progress)
+          progress_lib.save(job, taken, checkpoints)
+        saved = time.monotonic()
+      if is_last:
+        checkpoints.wait()
+        writer.close()
+        stop.leave()
+
+
+def _save_left_behind(job, taken, checkpoints) -> bool:
+  """Saves the state before a round, unless its update has begun."""
+  if taken.is_gone:
+    return False
+  if checkpoints.newest != taken.rounds:
+    progress_lib.save(job, taken, checkpoints)
+  checkpoints.wait()
+  return True
 
 
 def play_round(
@@ -134,8 +182,10 @@ def play_round(
       batches[name] = job.method.batch(contexts[name])
     with job.watch('updates'):
       updates[name] = worker.update(sampled.prompts, batches[name])
+  with job.watch('scoring'):
+    jax.block_until_ready([update.old_logps for update in updates.values()])
   with job.watch('updates'):
-    updates = jax.device_get(updates)
+    updates = {n: jax.device_get(u.statistics) for n, u in updates.items()}
   progress.rounds += 1
   results = {}
   for name, context in contexts.items():
@@ -148,6 +198,7 @@ def play_round(
         'checkpoint is sound; a lower train.optimizer.learning_rate or '
         'method.prp.max_ratio may help'
       )
+    _warn_of_mismatch(result)
     progress.add_residuals(name, context.log.residuals)
     results[name] = complete(result, groups[name])
   return results
@@ -190,13 +241,6 @@ def collect(
   """Collects what peers published; returns the policy's context of the round."""
   name, round = worker.name, progress.rounds
   received = job.endpoints[name].collect(round, job.method.kinds)
-  progress.accuracies[name] = hacpo.remember_accuracies(
-    progress.accuracies.get(name, {}),
-    name,
-    sampled.groups[: job.config.train.prompts],
-    received,
-    job.config.method.hacpo.window,
-  )
   context = context_lib.Context(
     groups=sampled.groups,
     received=received,
@@ -208,8 +252,17 @@ def collect(
     rng=np.random.default_rng(
       [job.config.seed, round, zlib.crc32(name.encode())]
     ),
-    capability_ratio=hacpo.capability_ratios(progress.accuracies[name], name),
     kept=sampled.kept,
+  )
+  progress.accuracies[name] = hacpo.remember_accuracies(
+    progress.accuracies.get(name, {}),
+    name,
+    sampled.groups[: job.config.train.prompts],
+    [*context.peer_records, *context.late_records],
+    job.config.method.hacpo.window,
+  )
+  context.capability_ratio.update(
+    hacpo.capability_ratios(progress.accuracies[name], name)
   )
   if received and not context.peer_records:
     logging.log_first_n(
@@ -291,6 +344,23 @@ def finish(
     endpoint.finish()
   display.show_end(console, summary, job.workdir)
   return summary
+
+
+def _warn_of_mismatch(result: workdir.RoundMetrics) -> None:
+  """Warns if ratios of trainer to sampler vary much before any update."""
+  mismatch = result.mismatch
+  if mismatch.kl is not None and mismatch.ess_fraction < _LEAST_ESS:
+    logging.log_first_n(
+      logging.WARNING,
+      'round %d: sampler and trainer of %s differ: ratios of up to %.2f before '
+      'any update, a KL of %.4f nats a token. float32 lets them agree '
+      '(policies.NAME.model.dtype), method.correction.level=token corrects',
+      3,
+      result.round,
+      result.policy,
+      mismatch.max_ratio,
+      mismatch.kl,
+    )
 
 
 def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:

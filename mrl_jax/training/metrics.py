@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 import json
 import os
 
+from absl import logging
 import msgspec
 import numpy as np
 import tensorboardX
@@ -33,6 +34,9 @@ _HISTOGRAM = 'log_ratio_counts'
 _ENDS = np.linspace(-2.05, 2.05, len(config_lib.LOG_RATIO_EDGES) + 2)
 
 
+_DAMAGED = '.damaged'  # Suffix of the file of lines that cannot be read.
+
+
 class Writer:
   """Writes the metrics of a run to its work dir, and events for TensorBoard.
 
@@ -47,19 +51,41 @@ class Writer:
 
     Lines about rounds after `rounds_done`, the rounds of the checkpoint that the
     run resumes from, are removed: they will be written again. A run that starts
-    has None.
+    has None. Lines that cannot be read are moved to another file, and counted in
+    a warning.
     """
     self._folder, self._config = folder, config
     self._done = -1 if rounds_done is None else rounds_done
-    self._keep(workdir.ROUNDS, lambda row: row['round'] < self._done)
-    self._keep(workdir.EVALUATIONS, lambda row: row['rounds'] <= self._done)
+    self._keep(workdir.ROUNDS, 'round', self._done - 1)
+    self._keep(workdir.EVALUATIONS, 'rounds', self._done)
     self._events, self._accuracy, self._evaluated = {}, {}, 0
 
-  def _keep(self, name, is_kept):
+  def _keep(self, name, key, last):
+    """Keeps lines up to the round `last`; sets aside what cannot be read."""
     path = os.path.join(self._folder, name)
-    if os.path.exists(path):
-      rows = filter(is_kept, workdir.lines(path))
-      files.write(path, ''.join(json.dumps(row) + '\n' for row in rows))
+    if not os.path.exists(path):
+      return
+    with open(path, 'rb') as f:
+      lines = f.read().splitlines(keepends=True)
+    kept, damaged = [], []
+    for line in lines:
+      round = _round(line, key)
+      if round is None:
+        damaged.append(line.rstrip(b'\n') + b'\n')
+      elif round <= last:
+        kept.append(line)
+    if damaged:
+      with open(path + _DAMAGED, 'ab') as f:
+        f.writelines(damaged)
+      logging.warning(
+        '%s: %d of %d lines could not be read, as a kill or damage leaves them. '
+        'They were moved to %s; the others are kept',
+        path,
+        len(damaged),
+        len(lines),
+        path + _DAMAGED,
+      )
+    files.write(path, b''.join(kept))
 
   def round(self, row: workdir.RoundMetrics) -> None:
     """Writes the metrics of a policy's round."""
@@ -82,6 +108,7 @@ class Writer:
         events.add_histogram(tag, log_ratios, row.round, bins=_ENDS)
       else:
         events.add_scalar(tag, value, row.round)
+    events.flush()
 
   def evaluation(self, evaluation: workdir.Evaluation) -> None:
     """Writes an evaluation of a policy."""
@@ -123,13 +150,31 @@ class Writer:
 
   def _of(self, policy):
     if policy not in self._events:
-      self._events[policy] = tensorboardX.SummaryWriter(
+      events = tensorboardX.SummaryWriter(
         self._place(policy), purge_step=max(self._done, 0)
       )
+      # Without its thread: that ends at the first error, of which nobody hears,
+      # and then its queue blocks as soon as it is full.
+      writer = events.file_writer.event_writer
+      writer._worker.stop()
+      writer.add_event = writer._ev_writer.write_event
+      self._events[policy] = events
     return self._events[policy]
 
   def _place(self, name):
     return os.path.join(self._folder, workdir.TENSORBOARD, name)
+
+
+def _round(line: bytes, key: str) -> int | None:
+  """The round that a line is about; None if it is no whole line of its file."""
+  try:
+    row = json.loads(line)
+  except ValueError:
+    return None
+  if not (line.endswith(b'\n') and isinstance(row, dict)):
+    return None
+  is_whole = type(row.get(key)) is int and isinstance(row.get('policy'), str)
+  return row[key] if is_whole else None
 
 
 def _leaves(values, prefix='') -> Iterable[tuple[str, object]]:

@@ -7,6 +7,7 @@ import ml_collections
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import records
+from mrl_jax.rewards import functions
 from mrl_jax.see import exchange
 from mrl_jax.see import in_process
 from mrl_jax.see import inbox
@@ -76,19 +77,19 @@ class Peers:
     """
     see = self._config.see
     listens_to = config_lib.listens_to(self._config.policies)
+    capacity = config_lib.capacity(self._config)
     limits = inbox.Limits(
-      records=see.capacity_records,
-      bytes=see.capacity_mib * 2**20,
+      records=capacity.records,
+      bytes=capacity.bytes,
       max_staleness=see.max_staleness,
       block_s=see.block_s,
       wait_s=see.wait_s,
+      rounds=self._config.train.rounds,
+      max_ahead=see.max_ahead,
+      spool_bytes=config_lib.spool_bytes(self._config),
     )
     known = {
-      name: inbox.Peer(
-        tokenizer=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        run=self._stored[name].about.run if name in self._stored else run,
-      )
+      name: self._peer(name, tokenizer, run)
       for name, tokenizer in self._tokenizers.items()
     }
     inboxes = {
@@ -99,13 +100,21 @@ class Peers:
     }
     journals = {}
     for name in self.here if self.journaled else ():
+      peer = known[name]
       about = journal.About(
         policy=name,
+        run=peer.run,
+        tokenizer=peer.tokenizer,
+        vocab_size=peer.vocab_size,
         kinds=tuple(sorted(self.journaled)),
-        **known[name]._asdict(),
+        samples=peer.samples,
+        rewards=peer.rewards,
       )
       journals[name] = journal.Writer(
-        folder, about, self._tokenizers[name].to_json()
+        folder,
+        about,
+        self._tokenizers[name].to_json(),
+        see.journal_mib * 2**20,
       )
     transports = [
       in_process.Transport(inboxes),
@@ -118,6 +127,24 @@ class Peers:
         rpc.Transport(inboxes, self.network, listens_to, limits, run, folder)
       )
     return exchange.Node(inboxes, transports, self._kinds, journals)
+
+  def _peer(self, name, tokenizer, run) -> inbox.Peer:
+    """What the records of a policy must agree with."""
+    peer = inbox.Peer(
+      tokenizer=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size, run=run
+    )
+    if name in self._stored:  # By a run whose rounds may be larger than ours.
+      about = self._stored[name].about
+      return peer._replace(
+        run=about.run, samples=about.samples, rewards=about.rewards
+      )
+    most = config_lib.round_size(self._config)
+    return peer._replace(
+      samples=self._config.train.samples,
+      rewards=functions.reward_range(self._config.reward),
+      round_records=most.records,
+      round_bytes=most.bytes,
+    )
 
 
 def _open_journal(policy, path, kinds, tokenizer) -> journal.Reader:

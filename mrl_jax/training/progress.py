@@ -2,14 +2,18 @@
 
 import base64
 from collections.abc import Mapping
+import copy
+from typing import NamedTuple
 
 import jax
 import msgspec
 import numpy as np
 
+from mrl_jax import workdir
 from mrl_jax.thl import transfer
 from mrl_jax.training import job as job_lib
 from mrl_jax.update import checkpoint
+from mrl_jax.update import state as state_lib
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -24,6 +28,9 @@ class Progress(msgspec.Struct, kw_only=True):
   # Batch accuracies of the last rounds, by the policy that remembers and the
   # policy that they are of; see `hacpo.remember_accuracies`.
   accuracies: dict[str, dict[str, list[float]]] = {}
+  # Metrics of the last round by policy, until it is evaluated and they are
+  # written.
+  unwritten: dict[str, workdir.RoundMetrics] = {}
 
   def add_residuals(
     self, receiver: str, by_sender: Mapping[str, transfer.Residual]
@@ -33,12 +40,25 @@ class Progress(msgspec.Struct, kw_only=True):
       self.residuals.setdefault(pair, transfer.Residual()).add(residual)
 
 
-def save(
-  job: job_lib.Job,
-  progress: Progress,
-  checkpoints: checkpoint.Checkpoints,
-) -> None:
-  """Saves everything that the rest of the run depends on."""
+class Snapshot(NamedTuple):
+  """All that the rest of a run depends on, at some moment.
+
+  The next update deletes the arrays of `states`, but no later event changes the
+  values of a snapshot.
+  """
+
+  rounds: int
+  states: dict[str, state_lib.TrainState]
+  host: dict[str, object]  # All else, as JSON.
+
+  @property
+  def is_gone(self) -> bool:
+    """Whether an update has begun to replace the states."""
+    return any(leaf.is_deleted() for leaf in jax.tree.leaves(self.states))
+
+
+def snapshot(job: job_lib.Job, progress: Progress) -> Snapshot:
+  """The state of a run between rounds, or before an evaluation."""
   host = {
     'progress': msgspec.to_builtins(progress, str_keys=True),
     'batches': job.batches.get_state(),
@@ -53,7 +73,14 @@ def save(
     },
   }
   states = {name: worker.state for name, worker in job.workers.items()}
-  before = checkpoints.save(progress.rounds, states, host)
+  return Snapshot(progress.rounds, states, copy.deepcopy(host))
+
+
+def save(
+  job: job_lib.Job, taken: Snapshot, checkpoints: checkpoint.Checkpoints
+) -> None:
+  """Starts to write a checkpoint."""
+  before = checkpoints.save(taken.rounds, taken.states, taken.host)
   if before is not None:
     job.node.saved(before)
 

@@ -34,7 +34,7 @@ def round_metrics(
     accuracy=float(success_PG.mean()),
     response_length=_mean(len(r.ids) for r in samples),
     stopped=_mean(r.finish == 'stop' for r in samples),
-    entropy=-_mean(p for r in samples for p in r.policy_logp),
+    entropy=-_mean(p for r in samples for p in r.sampling_logp),
     all_fail_groups=float((~success_PG.any(1)).mean()),
     zero_signal_groups=_mean(
       len({r.reward for r in group}) == 1 for group in groups
@@ -103,8 +103,10 @@ def _mismatch(sums) -> workdir.Ratios:
   """
   if not sums.get('tokens'):
     return workdir.Ratios()
-  # If the objective's ratios are of sequences, it reports token ratios as well.
-  of = '_of_tokens' if 'ratio_of_tokens' in sums else ''
+  # If the objective's denominators are not the sampler's, or its ratios are of
+  # sequences, it reports ratios of tokens to the sampler as well.
+  suffixes = ('_to_sampler', '_of_tokens')
+  of = next((of for of in suffixes if f'ratio{of}' in sums), '')
   return workdir.Ratios(
     kl=-sums[f'log_ratio{of}'] / sums['tokens'],
     max_ratio=sums[f'max_ratio{of}'],

@@ -27,6 +27,15 @@ from mrl_jax.update import state as state_lib
 from mrl_jax.update import update
 
 
+class Update(NamedTuple):
+  """What a device computes in the updates of a round."""
+
+  # Log-probabilities by the trainer before the updates, of own rows of all
+  # mini-batches but the first; empty if the sampler's are used.
+  old_logps: Sequence[jax.Array]
+  statistics: Sequence[dict[str, jax.Array]]  # Of every mini-batch.
+
+
 class Sampling(NamedTuple):
   """Completions that a device is working on."""
 
@@ -54,19 +63,22 @@ class Worker:
   # What is maximised on each kind of rows.
   objectives: Mapping[str, objectives_lib.Objective]
   packer: packing.Packer
+  rescores: bool  # Whether denominators of own ratios are by the trainer.
   key: jax.Array  # The random key of all sampling.
   config: ml_collections.ConfigDict  # Of the run.
 
   def __post_init__(self):
     self.key, self._init_key = jax.random.split(self.key)
     self.state = self.spec.abstract()
-    model, chunk = self.spec.model, self.config.train.logit_chunk
+    model, mesh = self.spec.model, self.spec.mesh
+    chunk = self.config.train.logit_chunk
+    temperature = self.config.sample.temperature
     self._cast = jax.jit(functools.partial(decoder_lib.cast, dtype=model.dtype))
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
     self._sampler = functools.cache(self._build_sampler)
-    self._update = update.build(self.spec, self.objectives, chunk)
-    self._score = update.build_scorer(model, self.spec.mesh, chunk)
+    self._update = update.build(self.spec, self.objectives, chunk, temperature)
+    self._score = update.build_scorer(model, mesh, chunk, temperature)
 
   def freeze(self, params: nnx.State) -> None:
     """Sets the base weights that stay as they are under LoRA adapters."""
@@ -185,18 +197,25 @@ class Worker:
 
   def update(
     self, prompts: Sequence[records.Prompt], batch: rows_lib.Batch
-  ) -> list[dict[str, jax.Array]]:
+  ) -> Update:
     """Updates the state on every mini-batch of own and peer rows.
 
-    Returns the statistics of every mini-batch; the device may still be working
-    on them.
+    The device may still be working on what this returns.
     """
     prompt_ids = [self.policy.prompt_ids(prompt) for prompt in prompts]
-    statistics = []
-    for parts in self.packer.mini_batch_parts(prompt_ids, batch):
+    mini_batches = self.packer.mini_batch_parts(prompt_ids, batch)
+    old_logps, statistics = [], []
+    # The first mini-batch needs no scores before its update: they are its own.
+    for parts in mini_batches[1:] if self.rescores else ():
+      with jax.set_mesh(self.spec.mesh):
+        logp = self._score(self.state.params, self.frozen, parts['own'])
+      old_logps.append(logp)
+      logp = jax.device_put(logp, sharding.rows(self.spec.mesh, 1))
+      parts['own'] = dataclasses.replace(parts['own'], old_logp_BT=logp)
+    for parts in mini_batches:
       self.state, sums = self._update(self.state, parts, self.frozen)
       statistics.append(sums)
-    return statistics
+    return Update(old_logps, statistics)
 
   def score(
     self,

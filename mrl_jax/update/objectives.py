@@ -52,21 +52,32 @@ class Objective(NamedTuple):
   reads_entropy: bool = False  # Whether it needs the entropies of the scores.
 
 
-def own(settings, ratio: str) -> Objective:
+def own(settings, ratio: str, by_trainer: bool = False) -> Objective:
   """GRPO or GSPO on own rows, less the KL penalty, plus the entropy bonus.
 
   `ratio` is 'token', or 'sequence' for GSPO's ratios of whole responses.
+
+  With `by_trainer`, denominators are log-probabilities by the trainer. In the
+  first mini-batch of a round they are its own scores, with stopped gradient, so
+  that every ratio is exactly 1; `old_logp_BT` has there the log-probabilities by
+  the sampler, with which they are compared.
   """
 
   def objective(scores, rows):
-    logp_BT = scores.logp_BT
-    token_BT = jnp.exp(logp_BT - rows.old_logp_BT)
+    logp_BT, old_logp_BT, statistics = scores.logp_BT, rows.old_logp_BT, {}
+    if by_trainer:
+      before_BT = jax.lax.stop_gradient(logp_BT)
+      mismatch_BT = jnp.exp(before_BT - old_logp_BT)
+      statistics |= _ratios(mismatch_BT, rows, '_to_sampler')
+      old_logp_BT = jnp.where(rows.mini_batch_B1 == 0, before_BT, old_logp_BT)
+    token_BT = jnp.exp(logp_BT - old_logp_BT)
     if ratio == 'sequence':
-      ratio_BT = gspo.sequence_ratio(logp_BT, rows.old_logp_BT, rows.mask_BT)
-      objective_BT, statistics = _clipped(ratio_BT, rows, settings)
+      ratio_BT = gspo.sequence_ratio(logp_BT, old_logp_BT, rows.mask_BT)
       statistics |= _ratios(token_BT, rows, '_of_tokens')
     else:
-      objective_BT, statistics = _clipped(token_BT, rows, settings)
+      ratio_BT = token_BT
+    objective_BT, of_ratios = _clipped(ratio_BT, rows, settings)
+    statistics |= of_ratios
     if settings.kl_weight:
       kl_BT = kl.estimate(logp_BT, rows.reference_logp_BT, settings.kl_form)
       objective_BT -= settings.kl_weight * kl_BT
@@ -139,10 +150,8 @@ LOG_LIKELIHOOD = Objective(lambda scores, rows: (scores.logp_BT, {}))
 
 
 def _clipped(ratio_BT, rows, settings):
-  clip = (settings.clip_low, settings.clip_high)
-  objective_BT = grpo.clipped_surrogate(
-    ratio_BT, rows.advantage_B1, *clip, settings.dual_clip
-  )
+  clip = (settings.clip_low, settings.clip_high, settings.dual_clip)
+  objective_BT = grpo.clipped_surrogate(ratio_BT, rows.advantage_B1, *clip)
   clipped_BT = grpo.is_clipped(ratio_BT, rows.advantage_B1, *clip)
   return objective_BT, _of_ratios(ratio_BT, clipped_BT, rows)
 

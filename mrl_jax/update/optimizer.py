@@ -67,7 +67,7 @@ def places(
   }
 
   def place(path, leaf):
-    tails = (path[i:] for i in range(len(path) + 1))
+    tails = (path[i:] for i in range(len(path)))
     param = next((of_params[tail] for tail in tails if tail in of_params), None)
     return param[1] if param and param[0] == leaf.shape else other
 

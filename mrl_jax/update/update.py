@@ -22,6 +22,7 @@ def build(
   spec: state_lib.StateSpec,
   objectives: Mapping[str, objectives_lib.Objective],
   logit_chunk: int,
+  temperature: float = 1.0,
 ):
   """Builds `update(state, parts, frozen) -> (state, statistics)`.
 
@@ -32,10 +33,13 @@ def build(
   It consumes the `TrainState`. `parts` has `PackedRows` in stacked micro-batches
   by the names of `objectives`, and `frozen` the parameters under adapters.
   Statistics are those of the objectives, by 'part/name', with 'grad_norm'. The
-  logits of `logit_chunk` tokens are in memory at once.
+  logits of `logit_chunk` tokens are in memory at once. The policy is
+  softmax(logits / temperature).
   """
   gradients = {
-    name: build_gradient(spec.model, spec.mesh, objective, logit_chunk)
+    name: build_gradient(
+      spec.model, spec.mesh, objective, logit_chunk, temperature
+    )
     for name, objective in objectives.items()
   }
 
@@ -77,6 +81,7 @@ def build_gradient(
   mesh: Mesh,
   objective: objectives_lib.Objective,
   logit_chunk: int,
+  temperature: float = 1.0,
 ):
   """Jits `gradient(params, frozen, rows) -> (grads, statistics)` of a part.
 
@@ -89,7 +94,9 @@ def build_gradient(
   def gradient(params, frozen, rows: objectives_lib.PackedRows):
     def loss(params, micro):
       network = nnx.merge(graphdef, params, frozen)
-      scores = _scores(network, micro, logit_chunk, objective.reads_entropy)
+      scores = _scores(
+        network, micro, logit_chunk, temperature, objective.reads_entropy
+      )
       objective_BT, statistics = objective.function(scores, micro)
       return -jnp.sum(micro.weight_BT * objective_BT), statistics
 
@@ -114,7 +121,9 @@ def build_gradient(
   )
 
 
-def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
+def build_scorer(
+  model: ModelConfig, mesh: Mesh, logit_chunk: int, temperature: float = 1.0
+):
   """Jits `score(params, frozen, rows) -> logp`, f32 [M, B, T] of stacked rows."""
   graphdef, *parts = decoder.abstract(model)
   places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
@@ -122,7 +131,8 @@ def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
   def score(params, frozen, rows: objectives_lib.PackedRows):
     network = nnx.merge(graphdef, params, frozen)
     return jax.lax.map(
-      lambda micro: _scores(network, micro, logit_chunk).logp_BT, rows
+      lambda micro: _scores(network, micro, logit_chunk, temperature).logp_BT,
+      rows,
     )
 
   return jax.jit(
@@ -132,7 +142,7 @@ def build_scorer(model: ModelConfig, mesh: Mesh, logit_chunk: int):
   )
 
 
-def _scores(network, micro, logit_chunk, entropy=False) -> logps.Scores:
+def _scores(network, micro, logit_chunk, temperature, entropy=False):
   return logps.response_scores(
     network,
     micro.tokens_BS,
@@ -140,4 +150,5 @@ def _scores(network, micro, logit_chunk, entropy=False) -> logps.Scores:
     micro.weight_BT.shape[-1],
     logit_chunk,
     entropy,
+    temperature,
   )

@@ -33,7 +33,7 @@ def test_both_sides_write_the_same_bytes():
     assert side.lengths.tolist() == [*map(len, filter(None, pieces)), 1]
   sums = [np.bincount(side.chunk, side.logp) for side in both]
   np.testing.assert_allclose(*sums, rtol=1e-6)
-  np.testing.assert_array_equal(sent.logp, rollout.policy_logp)
+  np.testing.assert_array_equal(sent.logp, rollout.sampling_logp)
   # The rollout itself is unchanged.
   assert rollout.byte_lengths[-1] == 0
 
@@ -78,7 +78,7 @@ def test_chunks_lie_between_common_boundaries_and_keep_sums(
   carried = receiver.byte_length_V[receiver.encode(payload)]
   common = byte_ends(rollout.byte_lengths) & byte_ends(carried)
   assert len(chunks) == len(common) + (finish == 'stop')
-  total = rollout.policy_logp.sum(dtype=float)
+  total = rollout.sampling_logp.sum(dtype=float)
   assert sum(c.sent_logp for c in chunks) == pytest.approx(total)
   for c in chunks:
     assert c.sent_logp == pytest.approx(c.carried_logp, abs=1e-5)
@@ -101,11 +101,11 @@ def test_between_equal_tokenizers_every_token_is_a_chunk():
     examples.rollout(b'= 9', encoder=BYTE_LEVEL),
     ids=np.array(ids, np.int32),
     byte_lengths=BYTE_LEVEL.byte_length_V[ids],
-    policy_logp=-np.arange(len(ids), dtype=np.float32),
+    sampling_logp=-np.arange(len(ids), dtype=np.float32),
     mask=np.ones(len(ids), bool),
   )
   chunks = alignment.chunks(rollout, BYTE_LEVEL, LIMITS)
   assert len(chunks) == len(ids)
   assert [c[:3] for c in chunks[-2:]] == [('∅', ['∅'], ['∅']),
                                           ('∎', ['∎'], ['∎'])]  # fmt: skip
-  assert [c.carried_logp for c in chunks] == [*rollout.policy_logp]
+  assert [c.carried_logp for c in chunks] == [*rollout.sampling_logp]

@@ -145,4 +145,4 @@ def test_a_rollout_of_many_chunks_is_cut_but_not_its_sum(tmp_path):
   chunks = alignment.chunks(long, journals.TOKENIZERS['gemma'], limits)
   assert f'{len(chunks) - 40} more' in text
   assert text.count(' -') == 40 + 2  # Log-probabilities, and their sums.
-  assert text.count(f'{long.policy_logp.sum():.4f}') == 2
+  assert text.count(f'{long.sampling_logp.sum():.4f}') == 2

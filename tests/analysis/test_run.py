@@ -81,8 +81,12 @@ def test_rescues_are_weighted_by_the_number_of_failed_prompts(tmp_path):
   assert run.rescues() == {('gemma', 'llama'): pytest.approx(0.75)}
 
 
-def test_refusals_are_of_the_exchange_and_of_training_rows(tmp_path):
-  workdirs.write(tmp_path, refused={'false_success': 2, 'incompatible': 0})
+def test_refusals_are_of_the_exchange_training_rows_and_answers(tmp_path):
+  workdirs.write(
+    tmp_path,
+    refused={'false_success': 2, 'incompatible': 0},
+    verified={'correct': 3, 'timeout': 1},
+  )
   summary = workdirs.summary(
     dict.fromkeys(workdirs.POLICIES, 0.5),
     4,
@@ -95,6 +99,8 @@ def test_refusals_are_of_the_exchange_and_of_training_rows(tmp_path):
     'messages': {'token': 1},
     'training rows of gemma': {'false_success': 8},
     'training rows of llama': {'false_success': 8},
+    'answers of gemma': {'timeout': 4},
+    'answers of llama': {'timeout': 4},
   }
 
 

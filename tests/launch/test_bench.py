@@ -49,6 +49,17 @@ def figures(tmp_path):
   return figures
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not importlib.util.find_spec('math_verify'),
+  reason="pip install -e '.[math]'",
+)
+def test_hostile_answers_at_most_double_the_time_of_a_batch(figures):
+  about, rows = figures('verify', '--answers=1000')
+  assert (about['answers'], about['hostile answers']) == (1000, 10)
+  assert rows['ratio']['CPU seconds'] < 2
+
+
 def test_thl_without_trl(figures, tmp_path):
   # This module is found before an installed one.
   stub = tmp_path / 'trl.py'

@@ -1,8 +1,11 @@
 """The command that trains, as a user gives it."""
 
+import errno
 import json
 import os
 import pathlib
+import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +22,8 @@ from mrl_jax import workdir as workdir_lib
 from mrl_jax.analysis.report import page
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
+from mrl_jax.training import stopping
+from mrl_jax.update import checkpoint
 from tests import exchanges
 from tests import runs
 
@@ -86,6 +91,9 @@ def test_a_wrong_flag_is_reported_without_a_traceback(tmp_path, flag, message):
 def launch(monkeypatch):
   """Calls the command in this process, whose devices and cache stay the same."""
   monkeypatch.setattr(type(jax.config), 'update', lambda *_: None)
+  # They change the process, of which this is one test only.
+  monkeypatch.setattr(stopping.Stop, 'listen', lambda *_: None)
+  monkeypatch.setattr(tpu_pod, 'silence', lambda *_: None)
 
   def launch(*flags):
     _, *command_line = command(*flags, config=ROOT / 'configs' / 'prp.py')
@@ -114,11 +122,8 @@ def test_a_stray_argument_is_refused_before_jax_is_imported(
 @pytest.mark.parametrize(
   ('error', 'ends_with', 'message'),
   [
-    (
-      KeyboardInterrupt(),
-      SystemExit,
-      'The same flags with --workdir=.* resume',
-    ),
+    (KeyboardInterrupt(), SystemExit, '75'),
+    (OSError(errno.ENOSPC, 'no room'), SystemExit, 'Make room, then go on.'),
     (FloatingPointError('nan'), FloatingPointError, 'nan'),
   ],
 )
@@ -166,31 +171,137 @@ def test_the_report_of_a_finished_run():
   assert 'finished, 2 rounds' in report
 
 
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory, cache):
+  """A run that nobody stopped, and the seconds that it takes."""
+  for name in ('cold', 'whole'):  # The first fills the cache.
+    began, workdir = time.monotonic(), tmp_path_factory.mktemp(name) / 'run'
+    done = run(*LONGER, cache, f'--workdir={workdir}')
+    assert done.returncode == 0, done.stderr
+  return workdir, time.monotonic() - began
+
+
+LONGER = (
+  *SMALL,
+  '--config.train.rounds=12',
+  '--config.checkpoint.every=5',
+  '--config.eval.every=4',
+)
+STOPS = int(os.environ.get('MRL_TEST_STOPS', '2'))  # Of each kind.
+
+
 @pytest.mark.slow
-def test_a_killed_run_resumes_as_if_it_had_not_been(tmp_path, cache):
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  assert run(*SMALL, cache, f'--workdir={whole}').returncode == 0
-  flags = (*SMALL, cache, f'--workdir={killed}')
-  process = subprocess.Popen(command(*flags), cwd=ROOT)
-  deadline = time.monotonic() + 240
-  while process.poll() is None and time.monotonic() < deadline:
-    if len(list((killed / 'checkpoints').glob('round_*'))) >= 2:
-      break
-    time.sleep(0.01)
-  process.send_signal(signal.SIGKILL)
-  assert process.wait() == -signal.SIGKILL
+@pytest.mark.parametrize('stop', range(STOPS))
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_stopped_at_any_moment_ends_as_if_it_had_not_been(
+  tmp_path, cache, whole, number, stop
+):
+  finished, seconds = whole
+  moment = random.Random(f'{number} {stop}').uniform(0.1, 1) * seconds
+  flags = (*LONGER, cache, f'--workdir={tmp_path / "run"}')
+  with subprocess.Popen(
+    command(*flags), cwd=ROOT, stderr=subprocess.PIPE, text=True
+  ) as process:
+    time.sleep(moment)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)  # All that a machine gives.
+  if number == signal.SIGTERM and process.returncode == stopping.EXIT:
+    *_, resume = said.splitlines()
+    assert shlex.split(resume) == ['python', *command(*flags)[1:]]
+    assert 'Traceback' not in said
+  else:  # Killed, finished before, or Python had just begun.
+    assert process.returncode in (0, -number)
   done = run(*flags)
   assert done.returncode == 0, done.stderr
-  assert rows(killed) == rows(whole)
+  assert_same_runs(tmp_path / 'run', finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kib', [24, 2600])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_with_more(
+  tmp_path, cache, whole, kib
+):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  mount = ['mount', '-t', 'tmpfs', '-o', f'size={kib}k', 'tmpfs', disk]
+  if subprocess.run(mount, capture_output=True, check=False).returncode:
+    pytest.skip('only root can make a small disk')
+  try:
+    flags = (*LONGER, cache, f'--workdir={disk / "run"}')
+    done = run(*flags)
+    assert done.returncode == 1
+    *_, sentence, resume = done.stderr.splitlines()
+    assert 'cannot be written: No space left on device. Make room' in sentence
+    assert ('No checkpoint was written yet' in sentence) == (kib < 2000)
+    assert shlex.split(resume) == ['python', *command(*flags)[1:]]
+    assert 'Traceback' not in done.stderr
+    subprocess.run(['mount', '-o', 'remount,size=99m', disk], check=True)
+    done = run(*flags)
+    assert done.returncode == 0, done.stderr
+    assert_same_runs(disk / 'run', whole[0])
+  finally:
+    subprocess.run(['umount', disk], check=True)
+
+
+@pytest.mark.parametrize('hook', ['threading', 'sys', 'unraisable', 'log'])
+def test_a_known_error_is_not_printed_by_threads_and_the_log(hook, capfd):
+  child = f"""
+import errno, sys, threading
+from absl import logging
+from launch import tpu_pod
+from mrl_jax import files
+
+class Fails:
+  def __del__(self):
+    raise self.error
+
+def fail(error):
+  if {hook!r} == 'threading':
+    def work():
+      raise error
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+  elif {hook!r} == 'unraisable':
+    fails = Fails()
+    fails.error = error
+    del fails
+  else:
+    try:
+      raise error
+    except Exception:
+      if {hook!r} == 'log':
+        logging.exception('failed')
+      else:
+        sys.excepthook(*sys.exc_info())
+
+logging.use_absl_handler()
+tpu_pod.silence(files.no_room)
+fail(OSError(errno.ENOSPC, 'full'))
+fail(RuntimeError('Event loop is closed'))
+fail(ValueError('unknown'))
+"""
+  subprocess.run([sys.executable, '-c', child], cwd=ROOT, check=True)
+  said = capfd.readouterr().err
+  assert 'ValueError: unknown' in said
+  assert 'full' not in said
+  assert 'closed' not in said
+
+
+def assert_same_runs(workdir, other):
+  """Compares all that is no time, and each bit of the last checkpoints."""
+  assert rows(workdir) == rows(other)
+  evaluations = [f / 'evaluations.jsonl' for f in (workdir, other)]
+  assert evaluations[0].read_bytes() == evaluations[1].read_bytes()
   summaries = [
     json.loads((folder / 'summary.json').read_text())
-    for folder in (whole, killed)
+    for folder in (workdir, other)
   ]
-  assert summaries[0].pop('timing')['seconds'] > 0
-  assert summaries[1].pop('timing')['seconds'] > 0
+  for summary in summaries:
+    assert summary.pop('timing')['seconds'] > 0
   assert summaries[0] == summaries[1]
   for policy in ('gemma', 'llama'):
-    assert parameters(whole, policy) == parameters(killed, policy)
+    assert parameters(workdir, policy) == parameters(other, policy)
 
 
 @pytest.mark.slow
@@ -274,7 +385,8 @@ def wait_until(condition):
 
 def parameters(workdir, policy):
   """The bytes of a policy's last checkpoint, read without the package."""
-  path = workdir / 'checkpoints' / 'round_6' / policy
+  newest = checkpoint.newest(workdir / 'checkpoints')
+  path = workdir / 'checkpoints' / f'round_{newest}' / policy
   with ocp.StandardCheckpointer() as checkpointer:
     leaves = jax.tree.leaves(checkpointer.restore(path))
   assert leaves

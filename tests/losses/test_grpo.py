@@ -44,6 +44,12 @@ def test_the_gradient_is_ratio_times_advantage_and_zero_where_clipped():
   np.testing.assert_allclose(gradient_BT, expected, rtol=1e-6)
 
 
+def test_an_advantage_of_zero_has_no_gradient_to_clip():
+  ratio_BT = np.array([[0.1, 1.0, 9.0]])
+  advantage_B1 = np.zeros((1, 1))
+  assert not grpo.is_clipped(ratio_BT, advantage_B1, 0.2, 0.28, 3.0).any()
+
+
 @pytest.mark.parametrize('dual_clip', [0.0, 2.0])
 def test_value_and_gradient_are_those_of_the_reference(dual_clip):
   logp_BT, old_BT, mask_BT, advantage_B1 = references.rows(7, spread=0.8)
@@ -61,10 +67,11 @@ def test_value_and_gradient_are_those_of_the_reference(dual_clip):
   )
   references.assert_agree(found, expected)
   ratio_BT = np.exp(logp_BT - old_BT)
-  clipped_BT = np.asarray(grpo.is_clipped(ratio_BT, advantage_B1, 0.2, 0.28))
+  clipped_BT = np.asarray(
+    grpo.is_clipped(ratio_BT, advantage_B1, 0.2, 0.28, dual_clip)
+  )
   stopped_BT = expected[1] == 0
-  if not dual_clip:
-    np.testing.assert_array_equal(stopped_BT[mask_BT], clipped_BT[mask_BT])
+  np.testing.assert_array_equal(stopped_BT[mask_BT], clipped_BT[mask_BT])
   for sign in (1, -1):
     rows_BT = mask_BT & (sign * advantage_B1 > 0)
     assert stopped_BT[rows_BT].any()

@@ -96,6 +96,16 @@ def test_states_stay_resident_while_policies_take_turns():
     plan(models, 1, time_share=True, device_bytes=enough - 1)
 
 
+def test_policies_that_take_turns_need_the_memory_of_the_largest():
+  models = {'small': examples.model(), 'large': examples.model(d_ff=4096)}
+  costs = {name: cost.estimate(m, SHAPE) for name, m in models.items()}
+  assert costs['large'].work_bytes(1) > costs['small'].work_bytes(1)
+  enough = costs['large'].peak_bytes(1) + costs['small'].resident_bytes(1)
+  plan(models, 1, time_share=True, device_bytes=enough)
+  with pytest.raises(checks.InputError, match='take turns'):
+    plan(models, 1, time_share=True, device_bytes=enough - 1)
+
+
 def test_the_error_for_too_little_memory_has_the_amounts():
   model = examples.model(num_layers=100)
   needs = cost.estimate(model, SHAPE).peak_bytes(4) / 2**30

@@ -1,5 +1,6 @@
 import inspect
 import pathlib
+from typing import get_args
 
 import pytest
 
@@ -27,10 +28,11 @@ def test_a_completion_has_its_prompt_and_text_in_utf8():
 
 
 def test_exact_rewards_correct_and_format_all_parsable_answers():
-  verdicts = ('correct', 'wrong', 'unparsable')
+  verdicts = get_args(records.Verdict)
+  assert verdicts[:3] == ('correct', 'wrong', 'unparsable')
   batch = [completion(verdict=verdict) for verdict in verdicts]
-  assert functions.exact(batch) == [1.0, 0.0, 0.0]
-  assert functions.format(batch) == [1.0, 1.0, 0.0]
+  assert functions.exact(batch) == [1.0, 0.0, 0.0, 0.0, 0.0]
+  assert functions.format(batch) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_overlong_penalty_worked_by_hand():
@@ -53,6 +55,34 @@ def test_every_reward_gives_a_number_for_each_completion(name):
   values = reward([completion(tokens=n) for n in range(4)])
   assert [type(value) for value in values] == [float] * 4
   assert reward([]) == []
+
+
+@pytest.mark.parametrize('name', functions.RANGES)
+def test_a_reward_stays_in_its_range_and_reaches_both_ends(name):
+  config = base.get_config()
+  config.sample.max_tokens, config.reward.overlong_tokens = 10, 4
+  batch = [
+    completion(verdict=verdict, tokens=n)
+    for verdict in get_args(records.Verdict)
+    for n in range(12)
+  ]
+  values = functions.REWARDS[name](config)(batch)
+  assert (min(values), max(values)) == functions.RANGES[name]
+
+
+@pytest.mark.parametrize(
+  ('names', 'weights', 'expected'),
+  [
+    (('exact',), (1.0,), (0.0, 1.0)),
+    (('exact', 'overlong'), (2.0, 0.5), (-0.5, 2.0)),
+    (('exact', 'format'), (1.0, -0.5), (-0.5, 1.0)),
+    (('exact', 'mine'), (1.0, 0.1), (-records.LARGEST, records.LARGEST)),
+  ],
+)
+def test_the_range_of_a_weighted_sum(names, weights, expected):
+  config = base.get_config().reward
+  config.functions, config.weights = names, weights
+  assert functions.reward_range(config) == expected
 
 
 def test_the_example_of_the_docstring_is_a_reward_function():

@@ -99,10 +99,11 @@ def test_judges_that_share_a_verifier_count_their_own_answers():
   assert first.since_last() == second.since_last() == {'wrong': 2}
 
 
-@pytest.mark.parametrize('result', ['timeout', 'crash'])
-def test_an_answer_whose_verification_failed_is_unparsable(result):
-  judge = judge_lib.Judge(Counting(result), [])
-  assert judge([completion(b'= 1')]) == [(0.0, 'unparsable')]
+@pytest.mark.parametrize('result', records.UNDECIDED)
+def test_an_answer_whose_verification_failed_earns_nothing(result):
+  rewards = [(functions.exact, 1.0), (functions.format, 0.5)]
+  judge = judge_lib.Judge(Counting(result), rewards)
+  assert judge([completion(b'= 1')]) == [(0.0, result)]
   assert judge.since_last() == {result: 1}
 
 

@@ -262,8 +262,22 @@ def test_what_a_journal_holds_is_not_trusted(tmp_path, monkeypatch):
 def test_a_journal_does_not_wait_for_room(tmp_path):
   write(tmp_path).write(0, group(0, count=3))
   inbox = connect(tmp_path, records=1, block_s=exchanges.AGES_S)
-  assert collect(inbox, 1) == [1]
-  assert inbox.ledger.table()['a']['rollout']['evicted'] == 2
+  assert collect(inbox, 1) == [3]
+  assert inbox.ledger.table()['a']['rollout']['evicted'] == 0
+
+
+def test_a_journal_stops_at_its_limit(tmp_path, caplog):
+  about, most = exchanges.journal_about(), 2**20
+  for _ in range(2):  # A writer that resumes knows what is there.
+    writer = journal.Writer(os.fspath(tmp_path), about, '{}', most)
+    for round in range(20):
+      writer.write(round, group(round, count=3))
+  stored = sum(path.stat().st_size for path in (tmp_path / 'a').iterdir())
+  assert most / 4 < stored <= most
+  rounds = exchanges.read_journal(tmp_path).rounds()
+  assert rounds == [*range(len(rounds))]
+  assert 0 < len(rounds) < 20
+  assert 'raise see.journal_mib' in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ def test_a_split_round_arrives_whole_and_an_empty_one_too(stack, tmp_path):
   outlet.send(0, rollouts(count=50))
   receiver.wait_for_round(0)
   assert [r.header.sample for r in receiver.collect()] == [*range(50)]
-  outlet.send(3, [])
-  receiver.wait_for_round(3)
+  outlet.send(1, [])
+  receiver.wait_for_round(1)
 
 
 def test_a_record_larger_than_a_message_is_refused(stack, caplog):
@@ -355,8 +355,8 @@ def test_a_message_is_on_disk_before_it_is_delivered(stack, tmp_path):
   receiver.folder.rmdir()
   data = rpcs.message(rollouts())
   code, details = rpcs.call(receiver.address, data)
-  assert code is Code.UNKNOWN  # To be sent again.
-  assert 'No such file' in details
+  assert code is Code.INTERNAL  # To be sent again.
+  assert details == 'the message cannot be stored'  # Without its path.
   assert receiver.collect() == []
   receiver.folder.mkdir()
   assert rpcs.call(receiver.address, data) == (Code.OK, '')
@@ -369,12 +369,12 @@ def test_a_receiver_fetches_what_it_had_acknowledged(stack, tmp_path, caplog):
   with contextlib.ExitStack() as until_killed:
     receiver = rpcs.Receiver(until_killed, tmp_path)
     receiver.transport.receive(rpcs.message(rollouts(count=3)))
-  spool = spool_lib.Spool(os.fspath(receiver.folder))
-  spool.add(0, rpcs.message(rollouts(), receiver='c'))
-  spool.add(0, b'damaged')
+  spool = spool_lib.Spool(os.fspath(receiver.folder), 2**30)
+  spool.add('a', 0, rpcs.message(rollouts(), receiver='c'))
+  spool.add('a', 0, b'damaged')
   again = rpcs.Receiver(stack, tmp_path, records=2, block_s=exchanges.AGES_S)
   began = time.monotonic()
-  assert len(again.collect()) == 2  # Nobody else could make room.
+  assert len(again.collect()) == 3  # What is collected needs no room.
   assert time.monotonic() - began < exchanges.DEADLINE_S
   assert again.inbox.finished['a'] == 0
   assert caplog.text.count('is left on disk') == 2
@@ -448,3 +448,74 @@ def test_a_receiver_closes_while_a_delivery_waits_for_room(
     assert time.monotonic() - began < exchanges.DEADLINE_S / 6
   receiver.collect(1)  # Makes room.
   exchanges.wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+# What a receiver keeps, and of whom.
+
+
+def test_rounds_after_the_last_are_refused_and_early_ones_come_later(
+  stack, tmp_path
+):
+  receiver = rpcs.Receiver(stack, tmp_path, rounds=8, max_ahead=2)
+  outlet = rpcs.sender(stack, receiver.address)
+  send(outlet, 8, 0, 3)
+  receiver.wait_for_round(0)
+  exchanges.wait_until(lambda: 'ahead' in receiver.transport.refused)
+  assert receiver.transport.refused['round'] == 1
+  assert outlet.ledger.refusals() == {'b': {'round': 1}}
+  assert len(os.listdir(receiver.folder)) == 1
+  assert rounds(receiver.collect(0)) == [0]
+  assert receiver.inbox.finished['a'] == 0
+  receiver.collect(1)  # Round 3 is near now.
+  rpcs.wait_until_settled(outlet)
+  assert rounds(receiver.collect(3)) == [3]
+  assert fates(outlet) == {'published': 3, 'refused': 1, 'acknowledged': 2}
+
+
+def test_one_message_of_a_distant_round_does_not_end_the_exchange(
+  stack, tmp_path
+):
+  receiver = rpcs.Receiver(stack, tmp_path, max_ahead=16)
+  for round in (10**9, 16):
+    rpcs.call(receiver.address, rpcs.message(round=round))
+  assert receiver.inbox.finished['a'] == -1
+  assert not os.listdir(receiver.folder)
+
+
+def test_only_messages_with_news_are_kept_on_disk(stack, tmp_path):
+  receiver = rpcs.Receiver(stack, tmp_path)
+  nothing_new = [
+    rpcs.message([examples.rollout(reward=float('nan'))], last=False),
+    rpcs.message([examples.rollout(run='other')], last=False),
+    rpcs.message(records=[b'noise'], last=False),
+    rpcs.message(rollouts(count=2), last=False),
+    rpcs.message(rollouts(count=1), last=False),
+    rpcs.message(round=7),
+  ]
+  receiver.transport.receive(rpcs.message(rollouts(count=2), last=False))
+  for message in nothing_new:
+    receiver.transport.receive(message)
+    assert len(os.listdir(receiver.folder)) == 1
+  receiver.transport.receive(rpcs.message())  # Ends the round.
+  assert len(os.listdir(receiver.folder)) == 2
+  assert receiver.inbox.ledger.refusals()['a'].keys() == {
+    'reward',
+    'run',
+    'undecodable',
+  }
+
+
+def test_a_sender_that_fills_its_part_of_the_disk_waits_for_a_checkpoint(
+  stack, tmp_path, caplog
+):
+  receiver = rpcs.Receiver(stack, tmp_path, spool_bytes=3 * 5000)
+  outlet = rpcs.sender(stack, receiver.address)
+  send(outlet, *range(5))
+  exchanges.wait_until(lambda: 'quota' in receiver.transport.refused)
+  assert len(os.listdir(receiver.folder)) == 3
+  assert 'see see.spool_mib' in caplog.text
+  receiver.collect(2)
+  receiver.transport.saved(2)
+  rpcs.wait_until_settled(outlet)
+  assert rounds(receiver.collect(4)) == [4]
+  assert fates(outlet) == {'published': 5, 'acknowledged': 5}

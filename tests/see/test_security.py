@@ -11,6 +11,7 @@ import trustme
 
 from mrl_jax import checks
 from mrl_jax.see import security
+from tests import certificates
 from tests import exchanges
 from tests import rpcs
 
@@ -118,11 +119,18 @@ def pem(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def tls(pem):
-  """Paths by name: 'ours', 'too' of the same authority, and 'theirs'."""
+  """Paths by name: 'ours', 'too' and others of one authority, and 'theirs'."""
   made = {}
   authorities = {'ours': trustme.CA(), 'theirs': trustme.CA()}
-  for name, by in (('ours', 'ours'), ('too', 'ours'), ('theirs', 'theirs')):
-    leaf = authorities[by].issue_cert('127.0.0.1', 'localhost')
+  for name, by, policies in (
+    ('ours', 'ours', 'ab'),
+    ('too', 'ours', 'ab'),
+    ('of_a', 'ours', 'a'),
+    ('of_c', 'ours', 'c'),
+    ('host', 'ours', ('localhost', '127.0.0.1')),
+    ('theirs', 'theirs', 'ab'),
+  ):
+    leaf = authorities[by].issue_cert(*policies)
     made[name] = {
       'ca': pem(f'{name}_ca', authorities[by].cert_pem.bytes()),
       'cert': pem(f'{name}_cert', leaf.cert_chain_pems[0].bytes()),
@@ -216,12 +224,109 @@ def test_strangers_do_not_get_in_and_keep_trying(
   assert caplog.text.count('a cannot reach b at') == 1
 
 
+@pytest.mark.parametrize('name', ['of_c', 'host'])
+def test_a_certificate_speaks_for_its_own_policies(
+  stack, tmp_path, tls, caplog, name
+):
+  receiver = rpcs.Receiver(stack, tmp_path, tls=tls['ours'], senders='ac')
+  outlet = rpcs.sender(stack, receiver.address, tls=tls[name])
+  outlet.send(0, exchanges.rollouts())
+  rpcs.wait_until_settled(outlet)
+  assert outlet.ledger.refusals() == {'b': {'certificate': 1}}
+  assert receiver.transport.refused == {'certificate': 1}
+  assert receiver.inbox.finished == {'a': -1, 'c': -1}
+  assert not os.listdir(receiver.folder)
+  assert "'a' to 'b', by one for" in caplog.text
+
+
+def test_a_certificate_may_speak_for_several_policies(stack, tmp_path, tls):
+  receiver = rpcs.Receiver(stack, tmp_path, tls=tls['of_a'] | {}, names='ba')
+  # That of the receiver does not name b: nothing is sent to it.
+  outlet = rpcs.sender(stack, receiver.address, tls=tls['ours'], peer='b')
+  outlet.send(0, exchanges.rollouts())
+  other = rpcs.Receiver(
+    stack, tmp_path / '2', tls=tls['ours'], names='b', senders='ac'
+  )
+  for name, certificate in (('a', 'too'), ('c', 'of_c')):
+    code, _ = rpcs.call(
+      other.address,
+      rpcs.message(exchanges.rollouts(policy=name), sender=name),
+      rpcs.credentials(tls[certificate]),
+      target='b',
+    )
+    assert code is Code.OK
+  assert len(other.collect()) == 2
+  assert receiver.is_untouched()
+  assert rpcs.fates(outlet) == {'published': 1, 'waiting': 1}
+
+
+@pytest.mark.parametrize(
+  ('usage', 'served', 'accepted'),
+  [
+    (('CLIENT_AUTH',), False, True),
+    (('SERVER_AUTH',), True, False),
+    (('SERVER_AUTH', 'CLIENT_AUTH'), True, True),
+    ((), True, True),
+  ],
+)
+def test_a_certificate_is_used_only_for_what_it_is_made(
+  stack, tmp_path, pem, usage, served, accepted
+):
+  """And a policy's name need not be that of a host."""
+  authority = trustme.CA()
+  ca = pem(f'ca{usage}', authority.cert_pem.bytes())
+
+  def issue(name, usage):
+    key, cert = certificates.issue(authority, name, usage)
+    paths = pem(f'key_{name}{usage}', key), pem(f'cert_{name}{usage}', cert)
+    return {'ca': ca, 'key': paths[0], 'cert': paths[1]}
+
+  def code(theirs, mine):
+    receiver = rpcs.Receiver(
+      stack, tmp_path / str(len(os.listdir(tmp_path))), tls=theirs
+    )
+    message = rpcs.message(exchanges.rollouts())
+    credentials = rpcs.credentials(mine)
+    return rpcs.call(receiver.address, message, credentials, target='b_1')[0]
+
+  both = issue('b_1', ()), issue('a', ())
+  assert (code(issue('b_1', usage), both[1]) is Code.OK) == served
+  assert (code(both[0], issue('a', usage)) is Code.OK) == accepted
+
+
+@pytest.mark.parametrize('encrypted', [True, False])
+def test_a_stranger_learns_nothing_of_the_run(stack, tmp_path, tls, encrypted):
+  receiver = rpcs.Receiver(
+    stack,
+    tmp_path,
+    run='5ec4e7',
+    names=('b', 'secret'),
+    senders=('a', 'hidden'),
+    tls=tls['ours'] if encrypted else None,
+  )
+  # With a certificate for another policy, or none, and not knowing the run.
+  mine = rpcs.credentials(tls['of_c']) if encrypted else None
+  answers = set()
+  for sender in ('a', 'hidden', 'nobody'):
+    for name in ('b', 'secret', 'nobody'):
+      for round in (0, 10**9):
+        guess = rpcs.message(sender=sender, receiver=name, round=round)
+        answers.add(rpcs.call(receiver.address, guess, mine, target='b'))
+  ((code, details),) = answers  # Whatever it guesses, the answer is the same.
+  assert code is Code.INVALID_ARGUMENT
+  reason = 'certificate: ' if encrypted else 'run: '
+  assert details.startswith(reason)
+  assert not {'5ec4e7', 'secret', 'hidden'} & {
+    *details.replace(',', '').split()
+  }
+
+
 def test_without_a_certificate_nobody_gets_in(stack, tmp_path, tls):
   receiver = rpcs.Receiver(stack, tmp_path, tls=tls['ours'])
   with open(tls['ours']['ca'], 'rb') as f:
     anonymous = grpc.ssl_channel_credentials(f.read())
   message = rpcs.message(exchanges.rollouts())
-  code, _ = rpcs.call(receiver.address, message, anonymous)
+  code, _ = rpcs.call(receiver.address, message, anonymous, target='b')
   assert code is Code.UNAVAILABLE
   assert receiver.is_untouched()
 

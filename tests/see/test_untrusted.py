@@ -16,6 +16,7 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
+import trustme
 
 from mrl_jax import records
 from mrl_jax.see import ledger as ledger_lib
@@ -595,6 +596,165 @@ def test_a_flood_over_the_network_is_refused(
     assert answers[reason] == receiver.transport.refused.get(reason, 0)
   assert receiver.totals()['used'] == used > count // 5
   assert resident_mib() - resident < GROWTH_MIB
+
+
+# A pair at work: a sends its rounds to b, while c, who has a certificate of its
+# own, sends b whatever it likes.
+
+ROUNDS, PROMPTS, CONNECTIONS = 100, 4, 4
+QUOTAS = {'records': 40, 'bytes': 2**16, 'spool_bytes': 2**18}
+
+
+def round_of_a(round):
+  groups = [
+    examples.group([1.0, 0.0], round=round, prompt=f'p{p}')
+    for p in range(PROMPTS)
+  ]
+  return [r for g in groups for r in (*g, publish.group_stats(g))]
+
+
+def raw(rng: random.Random) -> bytes:
+  """A message of any round, sender and size; many are sound in themselves."""
+  kind = rng.choice([*CLASSES])
+  message = sound(rng, kind, rng.choice('ccccacbz'))
+  now = rng.randrange(ROUNDS)
+  round = rng.choice((now, now, now, ROUNDS, 10**9, LAST_ROUND, -1, 2**63))
+  text = rng.randbytes(rng.choice((0, 10, 1000, 30_000)))
+  first = plain(examples.rollout(text, prompt=f'p{rng.randrange(9)}'))
+  group = message['records'] * rng.choice((0, 1, 1, 20))
+  for record in (first, *group):
+    record['header'] |= {'round': round, 'policy': message['sender']}
+  message |= {'round': round, 'records': [first, *group][rng.randrange(2) :]}
+  if rng.random() < 0.2:
+    return rng.randbytes(rng.choice((1, 1000, MAX_BYTES, MAX_BYTES + 9999)))
+  return (
+    encode(message)
+    if rng.random() < 0.8
+    else damaged(rng, encode(message), encode(message))
+  )
+
+
+def flooding(pool, address, credentials, count, stop):
+  """Starts to send raw messages over several connections."""
+  return [
+    pool.submit(
+      send_raw, seed, address, credentials, count // CONNECTIONS, stop
+    )
+    for seed in range(CONNECTIONS)
+  ]
+
+
+def send_raw(seed, address, credentials, count, stop) -> int:
+  """Sends raw messages, as fast as the receiver answers."""
+  rng, options = random.Random(seed), [('grpc.ssl_target_name_override', 'b')]
+  with grpc.secure_channel(address, credentials, options) as channel:
+    call = channel.unary_unary(rpcs.METHOD)
+    for sent in range(count):
+      if stop.is_set():
+        return sent
+      call.future(raw(rng), timeout=exchanges.DEADLINE_S).code()
+  return count
+
+
+@pytest.fixture
+def pair(stack, tmp_path, monkeypatch):
+  """b, which knows a and c; the outlet of a; and the credentials of c."""
+  peer = exchanges.PEER._replace(
+    samples=0, round_records=PROMPTS * 3, round_bytes=2**16
+  )
+  monkeypatch.setattr(exchanges, 'PEER', peer)
+  authority, tls = trustme.CA(), {}
+  for name in 'abc':
+    leaf = authority.issue_cert(name)
+    tls[name] = {}
+    for file, pem in (
+      ('ca', authority.cert_pem),
+      ('cert', leaf.cert_chain_pems[0]),
+      ('key', leaf.private_key_pem),
+    ):
+      path = tmp_path / f'{name}.{file}'
+      pem.write_to_path(path)
+      tls[name][file] = os.fspath(path)
+  options = {**QUOTAS, 'rounds': ROUNDS, 'max_ahead': 2, 'block_s': 0.0}
+  b = rpcs.Receiver(
+    stack,
+    tmp_path / 'b',
+    senders='ac',
+    tls=tls['b'],
+    max_bytes=MAX_BYTES,
+    **options,
+  )
+  a = rpcs.sender(stack, b.address, tls=tls['a'], **options)
+  return b, a, rpcs.credentials(tls['c'])
+
+
+def play(b, a, rounds, check=lambda: None) -> float:
+  """Plays rounds of a and b, with a checkpoint every ten; returns seconds."""
+  began = time.monotonic()
+  for round in rounds:
+    published = round_of_a(round)
+    a.send(round, published)
+    rpcs.wait_until_settled(a)
+    received = b.collect(round)
+    mine = [r for r in received if r.header.policy == 'a']
+    assert [*map(records.identity, mine)] == sorted(
+      map(records.identity, published)
+    )
+    check()
+    if round % 10 == 9:
+      b.transport.saved(round + 1)
+  return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+  'count', [200, pytest.param(5000, marks=pytest.mark.slow)]
+)
+def test_a_peer_that_floods_costs_an_honest_one_nothing(
+  pair, count, quick_disk, no_thread_dies
+):
+  b, a, credentials = pair
+  stop, resident = threading.Event(), resident_mib()
+
+  def check():
+    state = msgspec.msgpack.decode(b.inbox.state())
+    assert len(state[1]) <= 2 * QUOTAS['records']
+    assert sum(map(len, state[1])) <= 8 * QUOTAS['bytes']
+    disk = sum(f.stat().st_size for f in b.folder.iterdir())
+    assert disk <= 2 * QUOTAS['spool_bytes']
+
+  with futures.ThreadPoolExecutor(CONNECTIONS) as pool:
+    flood = flooding(pool, b.address, credentials, count, stop)
+    play(b, a, range(20), check)
+    assert sum(part.result() for part in flood) == count
+    play(b, a, range(20, 40), check)
+  assert resident_mib() - resident < GROWTH_MIB
+  assert a.ledger.refusals() == {}
+  sent = 40 * PROMPTS
+  assert rpcs.fates(a, 'group_stats')['acknowledged'] == sent
+  assert b.inbox.ledger.table()['a']['rollout']['used'] == 2 * sent
+  refused = b.transport.refused
+  reasons = {'undecodable', 'certificate', 'round', 'ahead'}
+  assert reasons <= refused.keys()
+  if count > 1000:
+    assert b.inbox.ledger.table()['c']['rollout']['refused'] > 0
+
+
+@pytest.mark.slow
+def test_a_peer_that_floods_halves_no_throughput(pair, no_thread_dies):
+  """The figure is printed; the bound is wide, as machines are busy."""
+  b, a, credentials = pair
+  stop = threading.Event()
+  play(b, a, range(5))  # Connections and caches.
+  quiet = play(b, a, range(5, 50)) / 45
+  with futures.ThreadPoolExecutor(CONNECTIONS) as pool:
+    flood = flooding(pool, b.address, credentials, 10**6, stop)
+    try:
+      loud = play(b, a, range(50, 100)) / 50
+    finally:
+      stop.set()
+    sent = sum(part.result() for part in flood)
+  print(f'{1e3 * quiet:.1f} ms a round, {1e3 * loud:.1f} in a flood of {sent}')
+  assert loud < 4 * quiet + 0.05
 
 
 def test_what_nobody_collects_is_bounded(receiver, quick_disk):

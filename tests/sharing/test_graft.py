@@ -15,7 +15,7 @@ def group(*means, reward=1.0):
     fields = {'encoder': ENCODER, 'policy': 'b', 'sample': p}
     sent = examples.rollout(b'= 1%d' % p, reward, **fields)
     logp = np.full(len(sent.ids), mean, np.float32)
-    sent = examples.replace(sent, policy_logp=logp, advantage=0.5 + p)
+    sent = examples.replace(sent, sampling_logp=logp, advantage=0.5 + p)
     groups.append(examples.peer_group(sent, prompt=p))
   return groups
 

@@ -29,6 +29,15 @@ def test_accuracies_of_the_last_rounds_are_kept():
   assert history == {'a': [1 / 4, 1 / 2], 'b': [1 / 2, 1 / 2]}
 
 
+def test_a_late_peer_has_an_entry_for_each_round_that_it_played():
+  late = [
+    examples.stats(rewards, policy='b', round=round)
+    for round, rewards in ((8, [1.0, 1.0]), (7, [1.0, 0.0]))
+  ]
+  history = hacpo.remember_accuracies({}, 'a', GROUPS, late, window=5)
+  assert history['b'] == [1 / 2, 1.0]
+
+
 def test_the_accuracy_of_a_batch_is_over_all_its_samples():
   stats = [
     examples.stats(rewards, policy='b', prompt=prompt)
@@ -132,7 +141,7 @@ def rows(capability=None, advantage=-0.75, **changes):
 def test_every_token_is_compared_with_the_peers_mean_over_its_own_tokens():
   ((row,), log) = rows()
   assert len(row.ids) != len(SENT.ids)
-  np.testing.assert_allclose(row.old_logp, SENT.policy_logp.mean(), rtol=1e-6)
+  np.testing.assert_allclose(row.old_logp, SENT.sampling_logp.mean(), rtol=1e-6)
   assert row.old_logp.shape == row.ids.shape
   assert row.weight == 1.0
   assert log.residuals['b'].rollouts == 1

@@ -19,7 +19,7 @@ def test_rows_are_in_the_receivers_tokens():
   assert (row.prompt, row.advantage) == (3, -0.5)
   assert RECEIVER.decode(row.ids) == b'= 10 = 13'
   assert row.ids[-1] == RECEIVER.eos_id
-  np.testing.assert_allclose(row.old_logp.sum(), sent.policy_logp.sum())
+  np.testing.assert_allclose(row.old_logp.sum(), sent.sampling_logp.sum())
   assert context.log.residuals['b'].rollouts == 1
   (same,) = peer_rows.rows(groups, context)
   np.testing.assert_array_equal(same.ids, row.ids)

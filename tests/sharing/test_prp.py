@@ -27,7 +27,7 @@ def test_ratios_may_be_per_token():
 
 
 def test_denominators_may_be_the_learners_own():
-  np.testing.assert_allclose(row().old_logp.sum(), SENT.policy_logp.sum())
+  np.testing.assert_allclose(row().old_logp.sum(), SENT.sampling_logp.sum())
   recomputed = row(denominators='recompute')
   np.testing.assert_array_equal(recomputed.old_logp, -1.0)  # The learner's.
   np.testing.assert_array_equal(recomputed.chunk, row().chunk)

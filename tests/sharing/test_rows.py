@@ -9,7 +9,7 @@ def test_own_rollouts_keep_their_sampled_ids_and_log_probabilities():
   row = rows.own_row(2, rollout, 0.5)
   assert (row.prompt, row.advantage) == (2, 0.5)
   np.testing.assert_array_equal(row.ids, rollout.ids)
-  np.testing.assert_array_equal(row.old_logp, rollout.policy_logp)
+  np.testing.assert_array_equal(row.old_logp, rollout.sampling_logp)
   np.testing.assert_array_equal(row.chunk, np.arange(len(rollout.ids)))
 
 

@@ -41,8 +41,8 @@ def sampled(encoder, ids, **changes):
     'finish': 'stop' if stopped else 'length',
     'ids': ids,
     'byte_lengths': encoder.byte_length_V[ids],
-    'sampling_logp': 2 * logp,
-    'policy_logp': logp,
+    'sampling_logp': logp,
+    'policy_logp': 2 * logp,
     'mask': np.ones(len(ids), bool),
   }
   return msgspec.structs.replace(
@@ -70,7 +70,7 @@ def checked_move(sent, sender, receiver):
       assert receiver.decode(receiver.encode(sent.payload)) != sent.payload
   elif sender.fingerprint == receiver.fingerprint:
     np.testing.assert_array_equal(moved.ids, sent.ids)
-    np.testing.assert_array_equal(moved.behaviour_logp, sent.policy_logp)
+    np.testing.assert_array_equal(moved.behaviour_logp, sent.sampling_logp)
     np.testing.assert_array_equal(moved.mask, sent.mask)
   else:
     check_alignment(sent, sender, receiver, moved, residual)
@@ -101,14 +101,14 @@ def check_alignment(sent, sender, receiver, moved, residual):
   )
   np.testing.assert_allclose(
     np.bincount(to_chunk, moved.behaviour_logp),
-    np.bincount(from_chunk, sent.policy_logp),
+    np.bincount(from_chunk, sent.sampling_logp),
     rtol=1e-6,
     atol=1e-6,
   )
   lengths = from_lengths, to_lengths
   np.testing.assert_allclose(
     moved.behaviour_logp,
-    references.extensive(sent.policy_logp, *lengths),
+    references.extensive(sent.sampling_logp, *lengths),
     rtol=1e-6,
     atol=1e-6,
   )
@@ -147,7 +147,7 @@ def test_end_of_sequence_is_aligned_with_end_of_sequence():
   sent = examples.rollout(b'= 13', encoder=BYTE_LEVEL)
   moved, _ = move(sent, SENTENCEPIECE)
   assert moved.chunk[-1] > moved.chunk[-2]
-  np.testing.assert_allclose(moved.behaviour_logp[-1], sent.policy_logp[-1])
+  np.testing.assert_allclose(moved.behaviour_logp[-1], sent.sampling_logp[-1])
 
 
 @pytest.mark.parametrize('end', [True, False])
@@ -177,7 +177,7 @@ def test_packed_digits_become_a_chunk_of_several_tokens():
     b'=', b' ', b'1', b'0', b' =', b' ', b'1', b'3',
   ]  # fmt: skip
   np.testing.assert_array_equal(moved.chunk, [0, 1, 1, 1, 2, 3, 3, 3])
-  for chunk, logp in enumerate(sent.policy_logp):
+  for chunk, logp in enumerate(sent.sampling_logp):
     total = moved.behaviour_logp[moved.chunk == chunk].sum()
     np.testing.assert_allclose(total, logp, rtol=1e-6)
   assert residual.chunks == {'1:1': 2, '1:n': 2, 'n:1': 0, 'n:m': 0}
@@ -192,7 +192,7 @@ def test_equal_tokenizers_keep_sampled_ids_that_are_not_canonical():
   sent = sampled(BYTE_LEVEL, ids)
   moved, _ = move(sent, BYTE_LEVEL)
   np.testing.assert_array_equal(moved.ids, ids)
-  np.testing.assert_array_equal(moved.behaviour_logp, sent.policy_logp)
+  np.testing.assert_array_equal(moved.behaviour_logp, sent.sampling_logp)
   np.testing.assert_array_equal(moved.chunk, np.arange(4))
 
 
@@ -283,7 +283,7 @@ def test_equal_tokenizers_keep_sampled_control_tokens():
   sent = sampled(BYTE_LEVEL, [5, pad, 6, BYTE_LEVEL.eos_id])
   moved, residual = move(sent, BYTE_LEVEL)
   np.testing.assert_array_equal(moved.ids, sent.ids)
-  np.testing.assert_array_equal(moved.behaviour_logp, sent.policy_logp)
+  np.testing.assert_array_equal(moved.behaviour_logp, sent.sampling_logp)
   assert residual.specials_dropped == 0
 
 
@@ -384,7 +384,7 @@ def test_a_control_token_in_the_middle_loses_nothing_after_it(control):
   # The control tokens are in the chunk of the token before them.
   np.testing.assert_allclose(moved.behaviour_logp[0], -(1 + 2 + 3) / 8)
   np.testing.assert_allclose(
-    moved.behaviour_logp.sum(), sent.policy_logp.sum(), rtol=1e-6
+    moved.behaviour_logp.sum(), sent.sampling_logp.sum(), rtol=1e-6
   )
   assert residual.specials_dropped == 2
   # End-of-sequence is transferred, not dropped.
@@ -432,7 +432,7 @@ def test_an_added_token_that_is_not_special_is_transferred(receiver, both):
   if both:
     at = chunk_bytes.index(b'<think>')
     np.testing.assert_allclose(
-      moved.behaviour_logp[at], sent.policy_logp[think]
+      moved.behaviour_logp[at], sent.sampling_logp[think]
     )
   # The same backwards, where the receiver may lack the added token.
   back, _ = checked_move(
@@ -457,7 +457,7 @@ def test_a_very_long_response_takes_seconds(receiver, piece):
   assert residual.sender_tokens == 100_001
   np.testing.assert_allclose(
     moved.behaviour_logp.sum(dtype=np.float64),
-    sent.policy_logp.sum(dtype=np.float64),
+    sent.sampling_logp.sum(dtype=np.float64),
     rtol=1e-5,
   )
   assert moved.mask.all()

@@ -37,13 +37,14 @@ def test_the_plan_names_devices_meshes_and_skipped_prompts(shown):
     policies={'a': policy(), 'b': sharded},
     elsewhere={'c': 'from runs/[old]'},
     prompts_skipped=3,
+    answers_faulty=2,
   )
   display.show_start(shown, 'runs/[/mine]', plan)
   text = shown.file.getvalue()
   for part in (
     'runs/[/mine]', '8 x cpu', '12,345', '12,345 + 77', '0-0', '4-7',
     'one device', 'fsdp 2, tensor 2', '1.5 MiB', '50%', '3 prompts are too',
-    'c is not trained here: from runs/[old]',
+    'c is not trained here: from runs/[old]', '2 gold answers could never',
   ):  # fmt: skip
     assert part in text
 

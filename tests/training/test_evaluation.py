@@ -124,7 +124,7 @@ def test_every_family_comes_before_any_comes_twice():
 def test_the_worst_completions_are_the_likeliest_of_the_wrong_ones(of_x):
   # All samples of prompt 4 are right. The first wrong one is the likeliest.
   assert [(c.answer, c.reward, c.logp) for c in of_x.worst] == [
-    ('3', 0.0, pytest.approx(-1 / 4 - 3 / 16)),
-    ('2', 0.0, pytest.approx(-1 / 3 - 2 / 16)),
-    ('1', 0.0, pytest.approx(-1 / 2 - 1 / 16)),
+    ('3', 0.0, pytest.approx(2 * (-1 / 4 - 3 / 16))),
+    ('2', 0.0, pytest.approx(2 * (-1 / 3 - 2 / 16))),
+    ('1', 0.0, pytest.approx(2 * (-1 / 2 - 1 / 16))),
   ]

@@ -4,6 +4,7 @@ import os
 import pytest
 
 from mrl_jax import checks
+from mrl_jax.rewards import verify
 from mrl_jax.training import inputs
 from tests import examples
 from tests import runs
@@ -152,3 +153,34 @@ def test_a_policy_may_read_prompts_in_its_own_chat_template(
   # The same prompts and tokenizers in another template are other inputs.
   assert tokenizer.fingerprint == other.policies['llama'].tokenizer.fingerprint
   assert loaded.digest != other.digest
+
+
+def answers(path, *answers):
+  rows = [{'question': 'What?', 'answer': answer} for answer in answers]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return os.fspath(path)
+
+
+def test_sets_whose_gold_answers_could_never_be_rewarded_are_refused(
+  questions, tmp_path
+):
+  prose = (
+    'She has sixteen eggs, eats three and sells the others for two dollars'
+  )
+  changes = questions('short')
+  verifier = verify.Exact('####')
+
+  def check(most, train, heldout):
+    for name, golds in (('train', train), ('new', heldout)):
+      answers(tmp_path / f'{name}.jsonl', *golds)
+    return inputs.check_answers(load(**changes), verifier, most).faulty
+
+  assert check(0.01, ['#### 1'] * 99 + [prose], ['1']) == 1
+  assert check(1.0, [prose], [prose]) == 2
+  with pytest.raises(checks.InputError) as refusal:
+    check(0.01, ['1'] * 98 + [prose] * 2, ['1'])
+  assert '2 of 100 gold answers of the train set' in str(refusal.value)
+  assert "train.jsonl:99: the answer in it has 13 words: 'She" in str(
+    refusal.value
+  )
+  assert 'data.max_faulty' in str(refusal.value)

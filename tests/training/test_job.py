@@ -7,8 +7,10 @@ import types
 import jax
 import pytest
 
+from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import workdir as workdir_lib
+from mrl_jax.architecture import Lora
 from mrl_jax.mwra import planner
 from mrl_jax.training import job as job_lib
 from tests import examples
@@ -131,6 +133,27 @@ def test_policies_may_be_too_many_for_the_devices(tmp_path, monkeypatch):
     build(tmp_path / 'run')
 
 
+LORA = examples.model(lora=Lora(rank=1, alpha=1, target_modules=('q_proj',)))
+
+
+@pytest.mark.parametrize(
+  ('choice', 'method', 'model', 'by_trainer'),
+  [
+    ('auto', 'grpo', examples.model(), False),
+    ('auto', 'grpo', examples.model(dtype='bfloat16'), True),
+    ('auto', 'grpo', LORA, True),
+    ('auto', 'hacpo', examples.model(), True),
+    ('trainer', 'grpo', examples.model(), True),
+    ('sampler', 'hacpo', LORA, False),
+  ],
+)
+def test_the_trainer_scores_own_rows_where_it_may_differ_from_the_sampler(
+  choice, method, model, by_trainer
+):
+  method = algorithms.build(examples.settings(method))
+  assert job_lib._by_trainer(choice, method, model) == by_trainer
+
+
 @pytest.mark.parametrize(('dtype', 'size'), [('float32', 8), ('bfloat16', 4)])
 def test_the_planner_counts_moments_as_they_are_stored(
   tmp_path, monkeypatch, dtype, size
@@ -158,12 +181,15 @@ def test_the_description_names_models_devices_and_memory():
   plan = planner.plan(models, shapes, 8, divides=32, tensor=2)
   described = job_lib.describe(
     types.SimpleNamespace(
-      config=config, plan=plan, inputs=types.SimpleNamespace(skipped=3)
+      config=config,
+      plan=plan,
+      inputs=types.SimpleNamespace(skipped=3, faulty=2),
     )
   )
   assert described.devices == '8 x cpu'
   assert described.elsewhere == {'gemma': 'at host:1'}
   assert described.prompts_skipped == 3
+  assert described.answers_faulty == 2
   gemma, llama = described.policies['gemma'], described.policies['llama']
   assert sorted(gemma.devices + llama.devices) == [*range(8)]
   assert (gemma.model, gemma.tokenizer) == ('hub/gemma', 'hub/gemma')

@@ -1,6 +1,7 @@
 """Whole runs, small: what they write, and that they can be repeated."""
 
 import base64
+import contextlib
 import itertools
 import json
 import math
@@ -19,7 +20,9 @@ from mrl_jax.training import dynamic_sampling
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from mrl_jax.training import progress
+from mrl_jax.training import stopping
 from mrl_jax.training import worker as worker_lib
+from mrl_jax.update import checkpoint
 from mrl_jax.update import optimizer
 from tests import examples
 from tests import exchanges
@@ -49,7 +52,7 @@ def read(workdir, name):
 
 
 def lines(workdir, name):
-  return workdir_lib.lines(os.path.join(workdir, name))
+  return examples.lines(os.path.join(workdir, name))
 
 
 def untimed(summary):
@@ -211,10 +214,10 @@ def test_a_run_that_an_infinite_gradient_stopped_resumes_as_if_it_had_not_been(
   update = worker_lib.Worker.update
 
   def overflow(worker, prompts, batch):
-    statistics = update(worker, prompts, batch)
+    made = update(worker, prompts, batch)
     if worker.name == 'llama' and worker.state.step > 2:
-      statistics[0]['grad_norm'] = np.float32(np.nan)
-    return statistics
+      made.statistics[0]['grad_norm'] = np.float32(np.nan)
+    return made
 
   monkeypatch.setattr(worker_lib.Worker, 'update', overflow)
   shown = runs.console()
@@ -241,6 +244,83 @@ def test_a_run_that_an_infinite_gradient_stopped_resumes_as_if_it_had_not_been(
     finished.workdir, 'evaluations.jsonl'
   )
   assert_same_checkpoints(workdir, finished.workdir)
+
+
+class LeftBehind(stopping.Stop):
+  """Ends a run while it plays a round or evaluates, the n-th time.
+
+  As if a signal had come and there was no time for the rest, except that what is
+  left behind is complete: a checkpoint must not know of it.
+  """
+
+  def __init__(self, n):
+    super().__init__()
+    self.left = n
+
+  @contextlib.contextmanager
+  def leaving_behind(self, save, _):
+    self.left -= 1
+    is_now = self.left == 0
+    assert not is_now or save()
+    yield
+    if is_now:
+      raise KeyboardInterrupt
+
+
+# Evaluations are after rounds 0 and 2.
+@pytest.mark.parametrize(
+  ('n', 'rounds'), [(3, 2), pytest.param(2, 1, marks=pytest.mark.slow)]
+)
+def test_what_was_left_behind_is_done_again_bit_for_bit(finished, n, rounds):
+  name = f'left-{n}'
+  # With time alone to ask for checkpoints, there is one after each round.
+  config = runs.config(**{'checkpoint.every': 999, 'checkpoint.minutes': 1e-9})
+  job = job_lib.build(config, runs.folder(name))
+  with pytest.raises(KeyboardInterrupt):
+    loop.run(job, runs.console(), LeftBehind(n))
+  saved = os.path.join(runs.folder(name), 'checkpoints')
+  assert checkpoint.newest(saved) == rounds
+  assert f'round_{rounds - 1}' in os.listdir(saved)
+  resumed = runs.run(name, config)
+  assert f'Resuming after round {rounds}.' in resumed.shown
+  assert untimed(resumed.summary) == untimed(finished.summary)
+  assert runs.rows(resumed.workdir) == runs.rows(finished.workdir)
+  assert lines(resumed.workdir, 'evaluations.jsonl') == lines(
+    finished.workdir, 'evaluations.jsonl'
+  )
+  assert_same_checkpoints(resumed.workdir, finished.workdir)
+
+
+class Asked(stopping.Stop):
+  """Somebody has asked the run to stop, before its first round."""
+
+  def __init__(self):
+    super().__init__()
+    self.asked = True
+
+  def leave(self):
+    raise SystemExit(stopping.EXIT)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_saves_its_round(finished):
+  config = runs.config(**{'checkpoint.every': 999})
+  job = job_lib.build(config, runs.folder('asked'))
+  with pytest.raises(SystemExit, match='75'):
+    loop.run(job, runs.console(), Asked())
+  assert checkpoint.newest(f'{runs.folder("asked")}/checkpoints') == 1
+  resumed = runs.run('asked', config, stop=Asked())  # Nothing is left to do.
+  assert untimed(resumed.summary) == untimed(finished.summary)
+  assert_same_checkpoints(resumed.workdir, finished.workdir)
+
+
+def test_a_state_that_an_update_replaces_is_not_saved():
+  state = jax.numpy.zeros(3)
+  taken = progress.Snapshot(4, {'a': {'w': state}}, {})
+  assert not taken.is_gone
+  state.delete()
+  assert taken.is_gone
+  assert not loop._save_left_behind(None, taken, None)
 
 
 def test_a_finished_run_only_shows_its_results_again(finished):
@@ -291,7 +371,10 @@ def test_a_policy_trains_on_rows_of_peers(
   finished, half_are_right, method, changes
 ):
   _, progress, rows = runs.play(
-    method, runs.config(method, **changes), rounds=1
+    method,
+    # Many gold answers have an even length.
+    runs.config(method, **{'data.max_faulty': 1.0, **changes}),
+    rounds=1,
   )
   assert any(row.peer_rows for (row,) in rows.values())
   for (row,) in rows.values():
@@ -356,6 +439,18 @@ def test_a_peer_that_never_comes_is_named_and_gone_without(
   assert sent['waiting'] == sent['published'] == 8 * 4
 
 
+@pytest.mark.parametrize('ess', [0.98, 0.995, None])
+def test_a_mismatch_of_sampler_and_trainer_is_an_alarm(caplog, ess):
+  kl = None if ess is None else 0.01
+  mismatch = workdir_lib.Ratios(kl=kl, max_ratio=1.4, ess_fraction=ess)
+  row = workdir_lib.RoundMetrics(round=3, policy='a', mismatch=mismatch)
+  logging.use_absl_handler()
+  with caplog.at_level('WARNING', logger='absl'):
+    loop._warn_of_mismatch(row)
+  warned = 'round 3: sampler and trainer of a differ' in caplog.text
+  assert warned == (ess == 0.98)
+
+
 @pytest.mark.parametrize('prompts', [('p0', 'p7'), ('p7', 'p8')])
 def test_a_policy_warns_if_all_records_are_about_other_prompts(caplog, prompts):
   received = [examples.stats([1.0], policy='b', prompt=p) for p in prompts]
@@ -368,7 +463,7 @@ def test_a_policy_warns_if_all_records_are_about_other_prompts(caplog, prompts):
   worker = types.SimpleNamespace(
     name='a',
     policy=types.SimpleNamespace(tokenizer=None),
-    judge_responses=list,
+    judge_responses=lambda prompts, responses: [],
     score=list,
   )
   sampled = dynamic_sampling.Sampled((), [examples.group([0.0])])

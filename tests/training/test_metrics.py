@@ -1,6 +1,13 @@
 import contextlib
+import json
+import os
+import pathlib
 import struct
+import tempfile
 
+from absl import logging
+import hypothesis
+from hypothesis import strategies
 import msgspec
 import numpy as np
 import pytest
@@ -9,6 +16,7 @@ from tensorboardX.proto import event_pb2
 from mrl_jax import workdir
 from mrl_jax.thl import transfer
 from mrl_jax.training import metrics
+from tests import examples
 
 RESIDUAL = transfer.Residual(
   rollouts=2, sender_tokens=4, receiver_tokens=4, chunks={'1:1': 2, '1:n': 1}
@@ -62,12 +70,12 @@ def write(folder, rounds_done, *rounds, evaluations=(), config=None):
 
 
 def rounds(folder):
-  lines = workdir.lines(str(folder / 'metrics.jsonl'))
+  lines = examples.lines(folder / 'metrics.jsonl')
   return [line['round'] for line in lines]
 
 
 def evaluations(folder):
-  lines = workdir.lines(str(folder / 'evaluations.jsonl'))
+  lines = examples.lines(folder / 'evaluations.jsonl')
   return [line['rounds'] for line in lines]
 
 
@@ -98,14 +106,14 @@ def written(tmp_path_factory):
 
 
 def test_a_round_is_a_line(written):
-  (line,) = workdir.lines(str(written / 'metrics.jsonl'))
+  (line,) = examples.lines(written / 'metrics.jsonl')
   error = line['residuals']['gemma'].pop('segmentation_error')
   assert error == RESIDUAL.segmentation_error == 0.25
   assert msgspec.convert(line, workdir.RoundMetrics) == row(0)
 
 
 def test_an_evaluation_is_a_line(written):
-  (line,) = workdir.lines(str(written / 'evaluations.jsonl'))
+  (line,) = examples.lines(written / 'evaluations.jsonl')
   assert msgspec.convert(line, workdir.Evaluation) == evaluation(0)
 
 
@@ -186,6 +194,53 @@ def test_a_resumed_run_replaces_the_lines_after_its_checkpoint(tmp_path):
     for event in events(tmp_path / 'tensorboard' / 'llama')
     if event.session_log.status == event_pb2.SessionLog.START
   ]
+
+
+def test_damaged_lines_are_set_aside_and_counted(tmp_path, caplog):
+  write(tmp_path, None, 0, 1, 2, evaluations=[0, 1])
+  path = tmp_path / 'metrics.jsonl'
+  lines = path.read_bytes().splitlines(keepends=True)
+  broken = [
+    lines[1].replace(b'"round": 1', b'"round" 1'),
+    lines[2][:40] + b'\xff' + lines[2][40:],
+    b'[3]\n',
+    b'{"round": true, "policy": "llama"}\n',
+    lines[0][:-1],  # Whole, but for its end: the next line would join it.
+  ]
+  path.write_bytes(lines[0] + b''.join(broken))
+  logging.use_absl_handler()
+  for _ in range(2):  # The second time there is nothing to mend.
+    with caplog.at_level('WARNING', logger='absl'):
+      write(tmp_path, 3, evaluations=[2])
+    assert path.read_bytes() == lines[0]
+  assert caplog.text.count('5 of 6 lines could not be read') == 1
+  assert f'moved to {path}.damaged' in caplog.text
+  aside = (tmp_path / 'metrics.jsonl.damaged').read_bytes()
+  assert aside == b''.join(broken) + b'\n'
+  assert evaluations(tmp_path) == [0, 1, 2, 2]
+  assert 'evaluations.jsonl' not in caplog.text
+
+
+@hypothesis.given(strategies.data())
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_no_byte_of_a_damaged_file_is_lost(data):
+  """Whatever a file holds, its lines are kept, dropped as later, or aside."""
+  line = json.dumps({'round': 0, 'policy': 'llama'}).encode() + b'\n'
+  found = data.draw(strategies.lists(strategies.sampled_from(
+    [line, line[:9], b'\n', b'\r', b'{}\n', b'\xff\n', b'[' * 9]
+  ), max_size=9))  # fmt: skip
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, 'metrics.jsonl')
+    path.write_bytes(b''.join(found))
+    write(path.parent, 1)
+    kept, aside = path.read_bytes(), b''
+    if os.path.exists(f'{path}.damaged'):
+      aside = pathlib.Path(f'{path}.damaged').read_bytes()
+  assert kept == line * kept.count(b'\n')
+  ends = b'\r\n'
+  assert sorted((kept + aside).translate(None, ends)) == sorted(
+    b''.join(found).translate(None, ends)
+  )
 
 
 def test_a_run_without_a_checkpoint_replaces_all_lines(tmp_path):

@@ -67,9 +67,9 @@ def write_journal(folder, **changes):
   return journal.Writer(os.fspath(folder), about, '{}')
 
 
-def stats(policy, **fields):
+def stats(policy, rewards=(1.0,) * 4, **fields):
   group = examples.group(
-    [1.0], policy=policy, encoder=TOKENIZERS[policy], **fields
+    rewards, policy=policy, encoder=TOKENIZERS[policy], **fields
   )
   return publish.group_stats(group)
 
@@ -146,6 +146,49 @@ def test_the_config_says_who_listens(connect, listed, received):
   node = connect(**{'policies.llama.listens_to': listed})
   node.endpoints['gemma'].publish(0, [stats('gemma', run='mine')])
   assert len(node.endpoints['llama'].collect(0, KINDS)) == received
+
+
+@pytest.mark.parametrize(
+  ('rewards', 'weights', 'reason'),
+  [
+    ([0.0, 1.0, 1.1, 0.1], (1.0, 0.1), None),
+    ([0.0, 1.0, 1.1, 0.1], (1.0, 0.0), 'moments'),
+    ([1.5] * 4, (1.0, 0.1), 'reward'),
+    ([-0.5] * 4, (1.0, -0.5), None),
+    ([1.0] * 3, (1.0, 0.1), 'samples'),
+  ],
+)
+def test_peers_are_held_to_the_samples_and_rewards_of_the_config(
+  connect, rewards, weights, reason
+):
+  node = connect(
+    **{'reward.functions': ('exact', 'format'), 'reward.weights': weights}
+  )
+  node.endpoints['gemma'].publish(0, [stats('gemma', rewards, run='mine')])
+  llama = node.endpoints['llama']
+  assert len(llama.collect(0, KINDS)) == (reason is None)
+  assert [*llama.ledger.refusals().get('gemma', {})] == [reason][: bool(reason)]
+
+
+@pytest.mark.parametrize(('samples', 'received'), [(0, 2), (2, 1)])
+def test_a_journal_is_held_to_the_samples_of_its_own_run(
+  connect, tmp_path, samples, received
+):
+  theirs = [
+    stats('gemma', [1.0] * n, run='theirs', prompt=f'p{n}') for n in (2, 3)
+  ]
+  write_journal(tmp_path, samples=samples).write(0, theirs)
+  node = connect(**{'policies.gemma.journal': os.fspath(tmp_path)})
+  assert len(node.endpoints['llama'].collect(0, KINDS)) == received
+
+
+def test_a_peer_publishes_no_more_than_a_round(connect):
+  node = connect()
+  flood = [stats('gemma', run='mine', prompt=f'p{n}') for n in range(100)]
+  node.endpoints['gemma'].publish(0, flood)
+  llama = node.endpoints['llama']
+  assert len(llama.collect(0, KINDS)) == 8 * (4 + 2)
+  assert llama.ledger.refusals() == {'gemma': {'quota': 52}}
 
 
 @pytest.mark.parametrize(('kinds', 'sent'), [(KINDS, {'gemma'}), ((), set())])

@@ -67,6 +67,11 @@ def test_residuals_add_up_by_pair():
   assert progress.residuals['c->b'] == RESIDUAL
 
 
+def save(job, progress, checkpoints):
+  taken = progress_lib.snapshot(job, progress)
+  progress_lib.save(job, taken, checkpoints)
+
+
 def test_all_that_a_run_depends_on_comes_back_from_a_checkpoint():
   progress = progress_lib.Progress(
     rounds=3,
@@ -81,7 +86,7 @@ def test_all_that_a_run_depends_on_comes_back_from_a_checkpoint():
     job(0, 0, b''),
   )
   assert progress_lib.resume(resumed, checkpoints) is None
-  progress_lib.save(stopped, progress, checkpoints)
+  save(stopped, progress, checkpoints)
   assert progress_lib.resume(resumed, checkpoints) == progress
   (worker,) = resumed.workers.values()
   assert worker.state == 'state 7'
@@ -96,5 +101,5 @@ def test_the_exchange_learns_which_checkpoint_is_whole():
   running.node.saved = whole.append
   for rounds in (1, 2):
     progress = progress_lib.Progress(rounds=rounds)
-    progress_lib.save(running, progress, checkpoints)
+    save(running, progress, checkpoints)
   assert whole == [1]  # That of two rounds may still be incomplete.

@@ -85,7 +85,7 @@ def test_the_loss_and_its_gradient_are_those_of_torch(tmp_path):
   gradient = update.build_gradient(
     model,
     decoders.mesh(1, 1, 1),
-    algorithms.build(settings).objectives['own'],
+    algorithms.build(settings).objectives()['own'],
     logit_chunk=8,
   )
   stacked = jax.tree.map(lambda x: x.reshape(2, 2, -1), rows())

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -209,12 +211,41 @@ def test_an_update_changes_the_policy_and_its_version():
     examples.context(worker.policy.tokenizer, groups)
   )
   before = jax.device_get(worker.state.params)
-  (statistics,) = worker.update(PROMPTS, batch)
+  ((), (statistics,)) = worker.update(PROMPTS, batch)
   assert np.isfinite(statistics['own/loss'])
   assert sample()[0][0].header.version == groups[0][0].header.version + 1
   after = jax.device_get(worker.state.params)
   pairs = zip(*map(jax.tree.leaves, (before, after)), strict=True)
   assert any((x != y).any() for x, y in pairs)
+
+
+def test_later_mini_batches_are_scored_before_the_first_update(
+  change, monkeypatch
+):
+  worker, updates = workers.worker(), []
+  packer = dataclasses.replace(
+    worker.packer, train=examples.train(mini_batches=3, row_multiple=4)
+  )
+  change(rescores=True, packer=packer)
+  monkeypatch.setattr(
+    worker,
+    '_update',
+    lambda state, parts, frozen: updates.append(parts) or (state, {}),
+  )
+  rows = [
+    rows_lib.own_row(p, examples.replace(r, sampling_logp=0 * r.policy_logp), 1)
+    for p, group in enumerate(sample())
+    for r in group
+  ]
+  scores = worker.score(PROMPTS, rows)
+  made = worker.update(PROMPTS, rows_lib.Batch(own=rows, order=[0, 1, 2]))
+  assert len(made.old_logps) == 2
+  assert not updates[0]['own'].old_logp_BT.any()
+  for p in (1, 2):
+    logp_BT = np.asarray(updates[p]['own'].old_logp_BT)[0]
+    for b in range(SAMPLES):
+      logp = scores[p * SAMPLES + b]
+      np.testing.assert_allclose(logp_BT[b, : len(logp)], logp, atol=1e-6)
 
 
 def test_a_peers_response_follows_the_prompt_in_the_learners_template(

@@ -4,6 +4,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from configs import base
 from mrl_jax import config as config_lib
@@ -73,6 +74,31 @@ def test_own_rows_have_ratios_by_token():
       'clipped': 2,  # 2 from above, and .5 from below where A < 0.
     },
   )
+
+
+@pytest.mark.parametrize('ratio', ['token', 'sequence'])
+def test_first_ratios_to_the_trainer_are_exactly_one(ratio):
+  objective = objectives.own(settings(), ratio, by_trainer=True)
+  first = dataclasses.replace(ROWS, mini_batch_B1=jnp.zeros((2, 1)))
+  objective_BT, sums = evaluate(objective, first)
+  np.testing.assert_array_equal(objective_BT, [[2.0] * 3, [-1.0] * 3])
+  assert (sums['ratio'], sums['max_ratio'], sums['clipped']) == (5, 1, 0)
+  # The sampler's log-probabilities in the rows tell how the two differ.
+  sampler_ratios = 2 + 0.8 + 0.5 + 0.5 + 1.8
+  np.testing.assert_allclose(sums['ratio_to_sampler'], sampler_ratios)
+  # Those of later mini-batches are the trainer's already.
+  later_BT, _ = evaluate(objective)
+  expected_BT, _ = evaluate(objectives.own(settings(), ratio))
+  np.testing.assert_array_equal(later_BT, expected_BT)
+
+
+def test_first_ratios_have_the_gradient_of_the_policy():
+  objective = objectives.own(settings(), 'token', by_trainer=True)
+  first = dataclasses.replace(ROWS, mini_batch_B1=jnp.zeros((2, 1)))
+  gradient_BT = jax.grad(
+    lambda x: objective.function(logps.Scores(x), first)[0].sum()
+  )(LEARNER)
+  np.testing.assert_array_equal(gradient_BT, [[2.0] * 3, [-1.0] * 3])
 
 
 def test_peer_rows_have_ratios_by_chunk_and_truncated():

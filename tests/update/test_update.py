@@ -156,7 +156,7 @@ def test_the_objective_rises_with_updates_and_the_loss_is_its_negative():
   packed = jax.tree.map(lambda x: x[0], rows())
   state, _, _ = built(ONE)
   network = nnx.merge(decoder.abstract(MODEL)[0], state.params)
-  scores = update._scores(network, packed, 64)
+  scores = update._scores(network, packed, 64, 1.0)
   objective_BT, _ = surrogate(scores, packed)
   expected = -(packed.weight_BT * objective_BT).sum()
   np.testing.assert_allclose(first['own/loss'], expected, rtol=1e-5)

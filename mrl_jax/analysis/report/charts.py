@@ -22,7 +22,7 @@ from mrl_jax.analysis.report import drawing
 
 # Parts of stacks; each has the colour of its place here.
 PHASES = ('start', 'sampling', 'verification', 'exchange', 'batches',
-          'updates', 'evaluation', 'checkpoints', 'other')  # fmt: skip
+          'scoring', 'updates', 'evaluation', 'checkpoints', 'other')  # fmt: skip
 FATES = ('refused', 'used', 'acknowledged', 'stale', 'evicted', 'waiting',
          'published', 'duplicate')  # fmt: skip
 CHUNKS = ('n:m', 'n:1', '1:1', '1:n')

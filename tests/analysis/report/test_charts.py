@@ -196,5 +196,5 @@ def test_phases_have_the_order_and_the_colours_of_their_places(run):
     name: [seconds] * 4 for name, seconds in workdirs.PHASES.items()
   }
   assert [series.style.color for series in chart.series] == [
-    style.AREAS[i] for i in (1, 5, 8)
+    style.AREAS[i] for i in (1, 6, 9)
   ]
