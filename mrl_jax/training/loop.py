@@ -170,7 +170,7 @@ def play_round(
   complete, round = recorder.start(job), progress.rounds
   prompts = next(job.batches)
   groups = sample(job, prompts, round)
-  contexts, batches, updates = {}, {}, {}
+  contexts, batches, scored, updates = {}, {}, {}, {}
   for name, worker in job.workers.items():
     with job.watch('sampling'):
       key = _key(worker, _REFILL, round)
@@ -180,12 +180,15 @@ def play_round(
     contexts[name] = collect(job, progress, worker, sampled)
     with job.watch('batches'):
       batches[name] = job.method.batch(contexts[name])
+      mini_batches = worker.pack(sampled.prompts, batches[name])
+    with job.watch('scoring'):
+      scored[name] = worker.rescore(mini_batches)
     with job.watch('updates'):
-      updates[name] = worker.update(sampled.prompts, batches[name])
+      updates[name] = worker.update(mini_batches)
   with job.watch('scoring'):
-    jax.block_until_ready([update.old_logps for update in updates.values()])
+    jax.block_until_ready(scored)
   with job.watch('updates'):
-    updates = {n: jax.device_get(u.statistics) for n, u in updates.items()}
+    updates = jax.device_get(updates)
   progress.rounds += 1
   results = {}
   for name, context in contexts.items():

@@ -26,14 +26,8 @@ from mrl_jax.update import objectives as objectives_lib
 from mrl_jax.update import state as state_lib
 from mrl_jax.update import update
 
-
-class Update(NamedTuple):
-  """What a device computes in the updates of a round."""
-
-  # Log-probabilities by the trainer before the updates, of own rows of all
-  # mini-batches but the first; empty if the sampler's are used.
-  old_logps: Sequence[jax.Array]
-  statistics: Sequence[dict[str, jax.Array]]  # Of every mini-batch.
+# Packed rows, own and peers', by the name of their objective.
+MiniBatch = dict[str, objectives_lib.PackedRows]
 
 
 class Sampling(NamedTuple):
@@ -195,27 +189,41 @@ class Worker:
       for i in range(0, len(rollouts), per_prompt)
     ]
 
-  def update(
+  def pack(
     self, prompts: Sequence[records.Prompt], batch: rows_lib.Batch
-  ) -> Update:
-    """Updates the state on every mini-batch of own and peer rows.
-
-    The device may still be working on what this returns.
-    """
+  ) -> list[MiniBatch]:
+    """Packs the rows of a round into mini-batches."""
     prompt_ids = [self.policy.prompt_ids(prompt) for prompt in prompts]
-    mini_batches = self.packer.mini_batch_parts(prompt_ids, batch)
-    old_logps, statistics = [], []
-    # The first mini-batch needs no scores before its update: they are its own.
+    return self.packer.mini_batch_parts(prompt_ids, batch)
+
+  def rescore(self, mini_batches: Sequence[MiniBatch]) -> list[jax.Array]:
+    """Replaces the sampler's log-probabilities of own rows by the trainer's.
+
+    Not those of the first mini-batch: its update scores it by itself. Does
+    nothing if the sampler's are to be used. The device may still be working on
+    the log-probabilities that this returns.
+    """
+    logps = []
     for parts in mini_batches[1:] if self.rescores else ():
       with jax.set_mesh(self.spec.mesh):
         logp = self._score(self.state.params, self.frozen, parts['own'])
-      old_logps.append(logp)
       logp = jax.device_put(logp, sharding.rows(self.spec.mesh, 1))
       parts['own'] = dataclasses.replace(parts['own'], old_logp_BT=logp)
+      logps.append(logp)
+    return logps
+
+  def update(
+    self, mini_batches: Sequence[MiniBatch]
+  ) -> list[dict[str, jax.Array]]:
+    """Updates the state on every mini-batch.
+
+    Returns the statistics of each; the device may still be working on them.
+    """
+    statistics = []
     for parts in mini_batches:
       self.state, sums = self._update(self.state, parts, self.frozen)
       statistics.append(sums)
-    return Update(old_logps, statistics)
+    return statistics
 
   def score(
     self,

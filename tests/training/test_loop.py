@@ -213,11 +213,11 @@ def test_a_run_that_an_infinite_gradient_stopped_resumes_as_if_it_had_not_been(
 ):
   update = worker_lib.Worker.update
 
-  def overflow(worker, prompts, batch):
-    made = update(worker, prompts, batch)
+  def overflow(worker, mini_batches):
+    statistics = update(worker, mini_batches)
     if worker.name == 'llama' and worker.state.step > 2:
-      made.statistics[0]['grad_norm'] = np.float32(np.nan)
-    return made
+      statistics[0]['grad_norm'] = np.float32(np.nan)
+    return statistics
 
   monkeypatch.setattr(worker_lib.Worker, 'update', overflow)
   shown = runs.console()

@@ -211,7 +211,7 @@ def test_an_update_changes_the_policy_and_its_version():
     examples.context(worker.policy.tokenizer, groups)
   )
   before = jax.device_get(worker.state.params)
-  ((), (statistics,)) = worker.update(PROMPTS, batch)
+  (statistics,) = worker.update(worker.pack(PROMPTS, batch))
   assert np.isfinite(statistics['own/loss'])
   assert sample()[0][0].header.version == groups[0][0].header.version + 1
   after = jax.device_get(worker.state.params)
@@ -238,8 +238,9 @@ def test_later_mini_batches_are_scored_before_the_first_update(
     for r in group
   ]
   scores = worker.score(PROMPTS, rows)
-  made = worker.update(PROMPTS, rows_lib.Batch(own=rows, order=[0, 1, 2]))
-  assert len(made.old_logps) == 2
+  mini_batches = worker.pack(PROMPTS, rows_lib.Batch(own=rows, order=[0, 1, 2]))
+  assert len(worker.rescore(mini_batches)) == 2
+  worker.update(mini_batches)
   assert not updates[0]['own'].old_logp_BT.any()
   for p in (1, 2):
     logp_BT = np.asarray(updates[p]['own'].old_logp_BT)[0]
@@ -260,7 +261,8 @@ def test_a_peers_response_follows_the_prompt_in_the_learners_template(
     lambda state, parts, frozen: updates.append(parts) or (state, {}),
   )
   row = rows_lib.demonstration(1, np.append(tokenizer.encode(b'= 9'), 1))
-  worker.update(PROMPTS[:2], rows_lib.Batch(peer=[row], order=[0, 1]))
+  batch = rows_lib.Batch(peer=[row], order=[0, 1])
+  worker.update(worker.pack(PROMPTS[:2], batch))
   packed = updates[0]['peer']
   ids = packed.tokens_BS[0, 0][packed.valid_BS[0, 0]]
   assert tokenizer.decode(ids) == b'Q max 1\n= 9'
