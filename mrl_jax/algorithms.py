@@ -235,8 +235,10 @@ class Method:
   def _advantages(self, context, rewards_PG, baseline, prompts=slice(None)):
     """Advantages against a baseline, bounded in how far peers may move them.
 
-    They stay within `config.method.max_shift` of the advantages against the own
-    group's mean, so that no claim of peers moves one by more than twice that.
+    They stay within a bound of the advantages against the own group's mean, so
+    that no claim of peers moves one by more than twice that. The bound is
+    `config.method.max_shift`, but at least sqrt(n): one of n pooled rewards is
+    never further than sqrt(n - 1) standard deviations from their mean.
     """
     advantages = functools.partial(
       grpo.advantages,
@@ -248,6 +250,8 @@ class Method:
     advantage_PG, bound = advantages(baseline), self.settings.max_shift
     if self.parts.baseline == 'own' or not bound:
       return advantage_PG
+    pooled = context.group_size * (1 + len(context.peer_moments))
+    bound = max(bound, pooled**0.5)
     own_PG = advantages(grpo.own(context))
     bounded_PG = np.clip(advantage_PG, own_PG - bound, own_PG + bound)
     context.log.refused['advantage'] += int((bounded_PG != advantage_PG).sum())

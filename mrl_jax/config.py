@@ -303,11 +303,16 @@ def capacity(config: ml_collections.ConfigDict) -> Size:
 def spool_bytes(config: ml_collections.ConfigDict) -> int:
   """The most that messages of a peer may take on disk.
 
-  A checkpoint lets those of earlier rounds go.
+  A checkpoint lets those go that the one before it holds. Every policy of this
+  process may get its own.
   """
   see, size = config.see, round_size(config)
-  rounds = min(config.checkpoint.every, config.train.rounds)
+  rounds = min(2 * config.checkpoint.every, config.train.rounds)
   rounds += see.max_staleness + _ROUNDS_WAITING
+  rounds *= sum(
+    not (policy.address or policy.journal)
+    for policy in config.policies.values()
+  )
   # Encoded, names and numbers take more than `records.REST_BYTES`.
   encoded = size.bytes + 2 * records_lib.REST_BYTES * size.records + 2**20
   return see.spool_mib * 2**20 or rounds * encoded

@@ -127,6 +127,7 @@ class _Child:
         env={
           **os.environ,
           'PYTHONPATH': os.pathsep.join(sys.path),
+          'PYTHONHASHSEED': '0',  # Replies must not depend on it.
           'OPENBLAS_NUM_THREADS': '1',  # On many cores they exceed the memory.
         },
         start_new_session=True,  # To kill it with its worker.

@@ -38,7 +38,8 @@ _LOCKS = {}  # Files that this process has locked, by path, until it ends.
 
 Number = float | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
-# Counts of records by 'sender->receiver' (in a `RoundMetrics`, by sender), kind and fate.
+# Counts of records by 'sender->receiver' (in `RoundMetrics`, by sender), kind and
+# fate.
 Pairs = dict[str, dict[str, dict[str, int]]]
 Residuals = dict[str, transfer.Residual]
 _Accuracy = TypeVar('_Accuracy')  # A number, or numbers by family.

@@ -26,7 +26,7 @@ def faults(verifier: judge.Verifier, texts: Iterable[str]) -> dict[str, str]:
     words = len(_WORD.findall(answer))
     if not answer:
       found[text] = 'no answer is in it'
-    elif '\n' in answer:
+    elif '\n' in answer and r'\begin{' not in answer:  # A matrix.
       found[text] = 'the answer in it has several lines'
     elif '://' in answer:
       found[text] = 'the answer in it is an address'

@@ -24,15 +24,20 @@ _BOLD = r'\\(?:textbf|mathbf|boldsymbol|bm|bf)\b ?'
 _INSIDE = r'((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)'  # With braces, three deep.
 _WORDS = r"[A-Za-z][A-Za-z.,'/ -]*[A-Za-z.]"
 _SHORT = 'cm|mm|km|kg|mg|lb|ft|mi|yd|oz|m[lL]|hr|min|sec|mph'
-# These words change the value.
+# These words change the value. `psi`, `sec` and `min` do not: they are units.
 _NOT_UNITS = (
-  r'(?![^{}]*\b(?:hundred|thousand|million|billion|trillion|dozen|half|halves|'
-  r'thirds?|squared|cubed|factorial|pi|and|or|to|not|plus|minus|over|mod|'
-  r'choose|sqrt|sin|cos|tan|log|exp|inf|infinity|e)s?\b)'
+  r'(?![^{}]*\b(?i:(?:hundred|thousand|million|billion|trillion|dozen|half|'
+  r'halves|thirds?|\w*(?:tenth|hundredth|thousandth|millionth|fourth|fifth|'
+  r'sixth|seventh|eighth|ninth)|ten|squared|cubed|factorial|pi|and|or|to|not|'
+  r'plus|minus|over|mod|choose|sqrt|sin|cos|tan|log|exp|inf|infinity|e)s?|'
+  r'[ap]\.?m|noon|midnight|b\.?c(?:\.?e)?|a\.?d|c\.?e|negative|below|base|than|'
+  r'root|doubled|tripled|gross|score|kilo|mega|nano|alpha|beta|gamma|delta|'
+  r'epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|rho|sigma|tau|'
+  r'upsilon|phi|chi|omega|(?:arc|a)?(?:sin|cos|tan|cot|csc)h?|arcsec|ln)\b)'
 )
 # One letter may be a variable or a constant: 148.5 e, 2 x.
 _LATEX_UNIT = (
-  rf'{_TEXT}\{{{_NOT_UNITS}(?! ?(?:[eijx-z]|\\pi) ?\}})'
+  rf'{_TEXT}\{{{_NOT_UNITS}(?! ?(?:[eijkx-z]|\\pi) ?\}})'
   r'[^{}\d=<>]*\}(?: ?\^ ?\{?-?\d\}?)?'
 )
 
@@ -67,6 +72,7 @@ _RULES = tuple(
     (r'(?<!\\) ?%', r'\\%'),
     (r' +', ' '),
     (r'^ | $|(?<!\d)\.$|(?<=\d)\.(?= ?$)', ''),
+    (rf'(?<=\d) ?({_TEXT}\{{ ?)?([AaPp])\.?[mM]\b\.? ?(?(1)\}})$', r' \2m'),
     # Units: in LaTeX, of degrees, and behind a value as words.
     (
       rf'(?<=[\d)}}]) ?{_LATEX_UNIT}(?:(?:[ /]|\\cdot)*{_LATEX_UNIT})*+'
@@ -86,6 +92,8 @@ _RULES = tuple(
     (r'^([-+]?)\\[dt]?frac ?(?:\{(\d+)\}\{(\d+)\}|(\d)(\d))$', r'\1\2\4/\3\5'),
   )
 )
+_WORD = re.compile(r'(?![a-z]{2}$)[A-Za-z]{2,}|no|on')  # `ab` is a product.
+_SUBSCRIPT = re.compile(r'\(?([^\W_]+)\)?_ ?\{?([^\W_]+)\}?')  # As of a base.
 _SCIENTIFIC = re.compile(r'(?:(.+) \\times )?10\^\{([-+]?\d{1,5})\}')
 
 
@@ -108,12 +116,18 @@ def number(text: str) -> fractions.Fraction | None:
 
 
 def same(given: str, gold: str) -> bool | None:
-  r"""Whether plain answers are equal; None if they differ and one is no number.
+  r"""Whether plain answers are equal; None if only mathematics can tell.
 
   A percentage is equal to its number and to its share: 10\% is 10 and 0.1.
   """
   if given == gold:
     return True
+  # math-verify reads a word as a product of letters, and drops a base.
+  if _WORD.fullmatch(given) and _WORD.fullmatch(gold):
+    return not gold.isupper() and given.lower() == gold.lower()
+  names = [_SUBSCRIPT.fullmatch(text.lower()) for text in (given, gold)]
+  if all(names):
+    return names[0].groups() == names[1].groups()
   values = []
   for text in (given, gold):
     value = number(text.removesuffix(r'\%').rstrip())

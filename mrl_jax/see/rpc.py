@@ -38,6 +38,7 @@ _RECEIVED = '_received'  # Folder of the spool; no policy has such a name.
 _ANSWER_S = 20.0  # Longest wait for an answer, beside the wait for room.
 _GRACE_S = 1.0  # How long messages in delivery may delay the end.
 _RETRY_S = (0.1, 5.0)  # First and longest pause between attempts.
+_BUSY_S = 0.5  # Longest pause while the peer has no room.
 _OVERHEAD = 4096  # Most bytes of a message beside its records.
 _MOST = 4096  # Records of a message.
 _PATIENCE_S = 0.1  # How long a message waits for another of its sender.
@@ -389,11 +390,19 @@ class Outlet(transport.Outlet):
       self._changed.notify_all()
 
   def close(self) -> None:
-    """Waits, for a bounded time, until the peer has taken all messages."""
+    """Waits until the peer has taken all messages, or takes none for long."""
     with self._changed:
-      self._changed.wait_for(
-        lambda: self._closing or not self._queue, self._limits.block_s
-      )
+      while self._queue and not self._closing:
+        left, reached = len(self._queue), self._reached
+        if not self._changed.wait_for(
+          lambda left=left, reached=reached: (
+            self._closing
+            or len(self._queue) < left
+            or bool(self._reached) != bool(reached)
+          ),
+          max(self._limits.block_s, self._limits.wait_s if reached else 0),
+        ):
+          break
       if self._queue and not self._closing:
         logging.warning(
           f'{self._place} did not take the last {len(self._queue)} messages of '
@@ -458,6 +467,7 @@ class Outlet(transport.Outlet):
         )
       code, details = self._sending.code().name, self._sending.details() or ''
       fate, reason = _judge(code, details)
+      is_busy = not fate and code == 'RESOURCE_EXHAUSTED'  # It takes it later.
       with self._changed:
         # A `restore` during the call may have put another message there.
         if fate and self._queue and self._queue[0] is parcel:
@@ -466,21 +476,25 @@ class Outlet(transport.Outlet):
             f'{self._place}: {details!r:.300}'
           )
           self._remove(0, fate, reason=reason, log=log)
-        if fate and not self._reached:
+        if (fate or is_busy) and not self._reached:
           logging.info(f'{self._sender} reaches {self._place}')
-        if not fate and self._reached is not False and not self._closing:
+        if (
+          not (fate or is_busy)
+          and self._reached is not False
+          and not self._closing
+        ):
           logging.warning(
             f'{self._sender} cannot reach {self._place} and will keep trying '
             f'(is it up, with certificates of the same authority?): {code}: '
             f'{details!r:.300}'
           )
-        self._reached = bool(fate)
+        self._reached = bool(fate) or is_busy
         self._changed.notify_all()
         if fate:
           pause_s = _RETRY_S[0]
         else:
           self._changed.wait_for(lambda: self._closing, pause_s)
-          pause_s = min(2 * pause_s, _RETRY_S[1])
+          pause_s = min(2 * pause_s, _BUSY_S if is_busy else _RETRY_S[1])
 
 
 def _judge(code: str, details: str) -> tuple[str, str]:

@@ -123,6 +123,7 @@ def train(
       progress.seconds = time.monotonic() - began
       phases = job.watch.lap()
       evaluated = progress.accuracy.get(progress.rounds, {})
+      notes = {}
       for name, result in progress.unwritten.items():
         timing = msgspec.structs.replace(
           result.timing, elapsed=progress.seconds, phases=phases
@@ -131,7 +132,7 @@ def train(
           result, timing=timing, heldout_accuracy=evaluated.get(name, {})
         )
         writer.round(result)
-        advance(name, display.note(result))
+        notes[name] = display.note(result)
       progress.unwritten = {}
       is_last = stop.asked and progress.rounds < total
       is_late = time.monotonic() - saved > every_s
@@ -144,6 +145,11 @@ def train(
         checkpoints.wait()
         writer.close()
         stop.leave()
+      for (
+        name,
+        note,
+      ) in notes.items():  # After all that a lost terminal could stop.
+        advance(name, note)
 
 
 def _save_left_behind(job, taken, checkpoints) -> bool:

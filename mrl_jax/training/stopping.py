@@ -23,6 +23,7 @@ _SIGNALS = signal.SIGTERM, signal.SIGINT
 # Share of the time after which a round is left behind; or at once, if it is not
 # expected to end by then.
 _ABANDON = 0.5
+_ONCE_S = 1.0  # Wrappers and shells may send one signal twice in this time.
 
 
 class Stop:
@@ -45,6 +46,7 @@ class Stop:
     self.asked = False
     self._end = lambda has_time: None
     self._deferred, self._save = False, None
+    self._is_late = False  # Whether the time for the round in progress is over.
     self._done_by = 0.0  # When a round is expected to end.
     self._turn = threading.Lock()  # Held by the thread that may save and exit.
 
@@ -80,6 +82,8 @@ class Stop:
     `save` returns whether there was anything that could be saved. What is within
     is expected to take so many seconds; 0 if that is unknown.
     """
+    if self._is_late and save():
+      self.leave()
     self._save, self._done_by = save, time.monotonic() + expected_s
     self._turn.release()
     try:
@@ -90,8 +94,13 @@ class Stop:
 
   def leave(self) -> None:
     """Ends the process; threads and peers that it waits for are left."""
-    self._end(True)
-    os._exit(EXIT)
+    self._exit(has_time=True)
+
+  def _exit(self, has_time):
+    try:
+      self._end(has_time)
+    finally:  # Whatever fails, such as printing to a terminal that is gone.
+      os._exit(EXIT)
 
   def _interrupt(self, *_):
     self.asked = True
@@ -101,6 +110,9 @@ class Stop:
   def _watch(self, heard, seconds):
     _signalled(heard, None)
     self.asked, began = True, time.monotonic()
+    once_s = min(_ONCE_S, seconds / 10)
+    while _signalled(heard, began + once_s - time.monotonic()):
+      pass
     soon = _ABANDON * seconds
     if self._done_by > began + soon:
       soon = 0.0
@@ -113,6 +125,7 @@ class Stop:
     with self._turn:
       try:
         if self._save is None or not self._save():
+          self._is_late = True  # What comes after the round is left behind.
           return
       except Exception:
         # E.g. the update that replaces the state has just begun.
@@ -120,8 +133,7 @@ class Stop:
       self.leave()
 
   def _cut(self):
-    self._end(False)
-    os._exit(EXIT)
+    self._exit(has_time=False)
 
 
 def _signalled(heard: int, timeout_s: float | None) -> bool:

@@ -54,7 +54,7 @@ except KeyboardInterrupt:
 """
 
 
-def stopped(case, seconds, numbers=(signal.SIGTERM,)):
+def stopped(case, seconds, numbers=(signal.SIGTERM,), gap_s=0.1):
   """What a process says after signals, and the seconds until it exits."""
   with subprocess.Popen(
     [sys.executable, '-c', CHILD, case, str(seconds)],
@@ -68,7 +68,7 @@ def stopped(case, seconds, numbers=(signal.SIGTERM,)):
       began = time.monotonic()
       for number in numbers:
         process.send_signal(number)
-        time.sleep(0.1)
+        time.sleep(gap_s)
       said, _ = process.communicate(timeout=20)
     finally:
       process.kill()
@@ -118,8 +118,14 @@ def test_when_the_time_is_over_the_process_exits_whatever_it_does(
 
 
 def test_a_second_signal_ends_the_process_at_once():
-  said, seconds = stopped('long', 20, [signal.SIGINT, signal.SIGTERM])
+  both = [signal.SIGINT, signal.SIGTERM]
+  said, seconds = stopped('long', 20, both, gap_s=1.2)
   assert (said, seconds < 5) == ([], True)
+
+
+def test_a_signal_that_is_sent_twice_is_one():
+  said, _ = stopped('short', 20, [signal.SIGTERM] * 2, gap_s=0.05)
+  assert said == ['last', 'end True']
 
 
 def test_nobody_can_stop_a_run_that_does_not_listen():
