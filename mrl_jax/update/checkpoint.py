@@ -62,12 +62,12 @@ class Checkpoints:
     Returns the rounds of the previous checkpoint, which is complete by then.
     """
     self.wait()
-    before = max(
-      (n for n in self._manager.all_steps() if n < rounds), default=None
-    )
-    if self.newest == rounds:
-      # It was made while the round was evaluated; a run resumes from it as well.
-      return before
+    before, known = self.newest, self._manager.all_steps()
+    if rounds in known and len(known) > 1:
+      # It was made while its round was being evaluated. A kill before the new
+      # one is complete leaves the one before.
+      self._manager.delete(rounds)
+      before = self.newest
     items = {
       name: ocp.args.StandardSave(state) for name, state in states.items()
     }

@@ -176,20 +176,19 @@ def test_digests_are_of_all_that_a_restore_reads(two):
   }
 
 
-def test_a_checkpoint_that_was_made_while_its_round_was_evaluated_stays(
-  tmp_path,
-):
+def test_a_checkpoint_is_replaced_if_there_is_another(tmp_path):
   with checkpoints(tmp_path) as written:
     before = [
-      written.save(rounds, {'a': state()}, {'evaluated': evaluated})
-      for rounds in (1, 2)
-      for evaluated in (False, True)
+      written.save(1, {'a': state()}, {'evaluated': False}),
+      written.save(1, {'a': state()}, {'evaluated': True}),  # It is the last.
+      written.save(2, {'a': state()}, {'evaluated': False}),
+      written.save(2, {'a': state()}, {'evaluated': True}),
     ]
-  assert before == [None, None, 1, 1]
-  for rounds in (2, 1):
+  assert before == [None, 1, 1, 1]
+  for rounds, evaluated in ((2, True), (1, False)):
     with checkpoints(tmp_path) as read:
       assert read.newest == checkpoint.newest(str(tmp_path)) == rounds
-      assert read.restore({'a': state()})[1] == {'evaluated': False}
+      assert read.restore({'a': state()})[1] == {'evaluated': evaluated}
     shutil.rmtree(tmp_path / f'round_{rounds}')
   assert checkpoint.newest(str(tmp_path / 'none')) is None
 
