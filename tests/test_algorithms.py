@@ -305,6 +305,17 @@ def test_a_bounded_advantage_is_counted():
   assert not context.log.refused['advantage']
 
 
+def test_a_rare_success_in_a_large_pool_is_not_bounded():
+  # One success in 64 rewards is sqrt(63) deviations above their mean, and moves
+  # the advantage by more than `max_shift`.
+  fail = (0,) * 32
+  peers = groups(((1, *fail[1:]), fail), 'b', OTHER)
+  batch, context = learn('prp', publishes('prp', peers), rewards=(fail, fail))
+  found = max(row.advantage for row in batch.peer)
+  assert found == pytest.approx(63**0.5, rel=1e-3)
+  assert not context.log.refused['advantage']
+
+
 def test_a_flag_replaces_one_part():
   changed = method('prp', baseline='own')
   assert changed.parts == ('all', 'prp', 'own', 'token')

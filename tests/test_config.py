@@ -284,6 +284,13 @@ def test_the_spool_holds_what_comes_between_two_checkpoints():
   of_a_round = config.round_size(some)
   # The checkpoint before the newest is not forgotten; two policies may get it.
   assert 2 * (3 + 2) * of_a_round.bytes < config.spool_bytes(some) < 2**24
+  ten, twenty = (
+    config.spool_bytes(
+      examples.run_config(**{'train.rounds': 99, 'checkpoint.every': every})
+    )
+    for every in (10, 20)
+  )
+  assert ten / twenty == (2 * 10 + 2) / (2 * 20 + 2)
   some.see.spool_mib = 3
   assert config.spool_bytes(some) == 3 * 2**20
 

@@ -32,8 +32,6 @@ _NOT_EVENTS = ('round', 'policy', _HEADLINE)  # The last is in evaluations.
 _HISTOGRAM = 'log_ratio_counts'
 # Of the bins of the histogram: its two open ones become as wide as the others.
 _ENDS = np.linspace(-2.05, 2.05, len(config_lib.LOG_RATIO_EDGES) + 2)
-
-
 _DAMAGED = '.damaged'  # Suffix of the file of lines that cannot be read.
 
 

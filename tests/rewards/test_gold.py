@@ -36,7 +36,9 @@ def test_faults_of_gold_answers(verifier):
 
 def test_faults_of_boxes_and_braces():
   with contextlib.closing(mathematics.Mathematics('####', 1.0)) as verifier:
-    answers = ['so\nit is\n' + r'\boxed{72}', r'\frac{1}{2', '9' * 2000]
+    matrix = '\\begin{pmatrix}\n1 & 2\n\\end{pmatrix}'
+    box = 'so\nit is\n' + r'\boxed{72}'
+    answers = [matrix, box, r'\frac{1}{2', '9' * 2000]
     assert gold.faults(verifier, answers) == {
       r'\frac{1}{2': 'against itself, it is unparsable'
     }

@@ -349,6 +349,24 @@ def test_closing_waits_for_a_peer_that_is_slow(stack):
   assert fates(outlet) == {'published': 3, 'acknowledged': 3}
 
 
+def test_a_peer_without_room_is_waited_for_and_loses_nothing(stack, caplog):
+  def answer(fake, context):
+    if len(fake.messages) < 5:
+      context.abort(Code.RESOURCE_EXHAUSTED, 'ahead: not now')
+
+  fake = rpcs.Fake(stack, answer)
+  outlet = rpcs.sender(
+    stack, fake.address, records=2, block_s=0.05, wait_s=exchanges.DEADLINE_S
+  )
+  send(outlet, 0)
+  exchanges.wait_until(lambda: fake.messages)  # The peer is within reach.
+  send(outlet, 1)
+  outlet.close()  # It takes longer than `block_s` until there is room.
+  assert fake.rounds() == [0, 0, 0, 0, 0, 1]
+  assert fates(outlet) == {'published': 2, 'acknowledged': 2}
+  assert 'cannot reach' not in caplog.text
+
+
 # What a receiver does with a message.
 
 

@@ -20,7 +20,7 @@ def save():
   say('save')
   if case == 'raises':
     raise RuntimeError('deleted')
-  return case != 'gone'
+  return case not in ('gone', 'evaluation')
 
 def say(*words):
   print(*words, flush=True)
@@ -30,7 +30,12 @@ def wait_for_a_device():  # No handler runs in it, but other threads do.
   hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)
 
 stop = stopping.Stop()
-stop.listen(seconds, lambda has_time: say('end', has_time))
+def end(has_time):
+  say('end', has_time)
+  if case == 'dead terminal':
+    raise SystemExit(1)
+
+stop.listen(seconds, end)
 try:
   if case == 'start':
     say('ready')
@@ -40,11 +45,14 @@ try:
       wait_for_a_device()
     for i in range(1000):
       with stop.leaving_behind(save, 60.0 if case == 'hopeless' else 0.0):
-        if case != 'short':
+        if case not in ('short', 'dead terminal', 'evaluation'):
           wait_for_a_device()
         if not i:
           say('ready')
-        time.sleep(0.05)
+        time.sleep(0.05 if case != 'evaluation' else 1.5)
+      if case == 'evaluation':
+        with stop.leaving_behind(lambda: say('saved') or True, 0.0):
+          say('evaluating')
       if stop.asked:
         say('last')
         stop.leave()
@@ -126,6 +134,16 @@ def test_a_second_signal_ends_the_process_at_once():
 def test_a_signal_that_is_sent_twice_is_one():
   said, _ = stopped('short', 20, [signal.SIGTERM] * 2, gap_s=0.05)
   assert said == ['last', 'end True']
+
+
+def test_a_process_exits_though_its_terminal_is_gone():
+  said, _ = stopped('dead terminal', 20)
+  assert said == ['last', 'end True']
+
+
+def test_what_follows_a_round_that_could_not_be_left_is_left():
+  said, _ = stopped('evaluation', 2)  # At half time the round still has .5 s.
+  assert said == ['save', 'saved', 'end True']
 
 
 def test_nobody_can_stop_a_run_that_does_not_listen():
