@@ -129,8 +129,7 @@ class Context:
         t for t, v in zip(record.texts, verdicts, strict=True) if v == 'correct'
       ]
       undecided = sum(v in records.UNDECIDED for v in verdicts)
-      if undecided:
-        refused['undecided'] += undecided
+      refused['undecided'] += undecided
       refused['false_success'] += len(verdicts) - len(texts) - undecided
       return msgspec.structs.replace(
         record,

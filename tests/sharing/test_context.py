@@ -104,7 +104,7 @@ def test_false_successes_of_an_outcome_are_left_out_and_counted():
     (some.successes, (b'y',)),
     (0, ()),
   ]
-  assert context.log.refused == {'false_success': 3}
+  assert +context.log.refused == {'false_success': 3}
 
 
 @pytest.mark.parametrize('outcome', records.UNDECIDED)
