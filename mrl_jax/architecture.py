@@ -7,6 +7,7 @@ from mrl_jax import checks
 
 DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
 REMAT = ('none', 'dots', 'block')
+ATTENTION = ('auto', 'plain', 'splash', 'cudnn', 'blocks')
 # The axes of the norms of queries and of keys.
 QK_NORMS = {'none': (), 'head': ('E', 'E'), 'heads': ('HE', 'KE')}
 # Hugging Face's names of the matrices that an adapter may change.
@@ -95,6 +96,7 @@ class ModelConfig:
   # What the backward pass recomputes: nothing ('none'), all but the products
   # with weights ('dots'), or whole layers ('block').
   remat: str = 'none'
+  attention: str = 'auto'  # How rows are computed; see `models/attention.py`.
   lora: Lora | None = None  # Adapters; with them, only they are trained.
 
   def __post_init__(self):
@@ -110,9 +112,22 @@ class ModelConfig:
     checks.choose(self.dtype, DTYPE_BYTES, 'dtype')
     checks.choose(self.param_dtype, DTYPE_BYTES, 'param_dtype')
     checks.choose(self.remat, dict.fromkeys(REMAT), 'remat')
+    checks.choose(self.attention, dict.fromkeys(ATTENTION), 'attention')
 
   def layer(self, i: int) -> Layer:
     return self.layers[i % len(self.layers)]
+
+  @property
+  def pattern(self) -> tuple[Layer, ...]:
+    """The shortest sequence of layers whose repetition is all layers."""
+    every = [self.layer(i) for i in range(self.num_layers)]
+    size = next(n for n in range(1, len(every) + 1) if every[n:] == every[:-n])
+    return tuple(every[:size])
+
+  @property
+  def score_scale(self) -> float:
+    """What attention scores are multiplied by."""
+    return (self.query_size or self.head_dim) ** -0.5
 
   @property
   def axis_sizes(self) -> dict[str, int]:

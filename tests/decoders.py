@@ -10,7 +10,6 @@ import numpy as np
 from mrl_jax import config as config_lib
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
-from mrl_jax.models import logps
 from tests import examples
 
 
@@ -45,9 +44,7 @@ def logits(decoder, tokens_BS, valid_BS=None) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(graphdef, params, tokens_BS, valid_BS):
   decoder = nnx.merge(graphdef, params)
-  positions_BS, mask_BSS = logps.prompt_layout(valid_BS)
-  hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
-  return decoder.logits(hidden_BSD)
+  return decoder.logits(decoder(tokens_BS, valid_BS))
 
 
 def mesh(*shape: int) -> Mesh:

@@ -32,16 +32,17 @@ def judge_by_length(completions) -> list[judge.Judgement]:
 def worker() -> worker_lib.Worker:
   """The worker, which tests share; one of them trains it."""
   tokenizer = examples.tokenizer('byte_level')
-  devices = np.array(jax.devices()[:4]).reshape(1, 4, 1)
+  devices = np.array(jax.devices()[:4])
   worker = worker_lib.Worker(
     name='a',
     policy=inputs.PolicyInputs(tokenizer, prompts.plain('{prompt}\n'), ''),
     judge=judge_by_length,
     spec=state.StateSpec(
       model=examples.model(vocab_size=tokenizer.vocab_size, num_layers=1),
-      mesh=Mesh(devices, config.MESH_AXES),
+      mesh=Mesh(devices.reshape(1, 4, 1), config.MESH_AXES),
       optimizer=optax.adam(1e-3),
     ),
+    decode_mesh=Mesh(devices.reshape(4, 1, 1), config.MESH_AXES),
     objectives=algorithms.build(examples.settings()).objectives(),
     rescores=False,
     packer=packing.Packer(

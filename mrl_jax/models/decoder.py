@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from mrl_jax.architecture import ModelConfig
 from mrl_jax.architecture import QK_NORMS
+from mrl_jax.models import attention
+from mrl_jax.models import cache as cache_lib
 from mrl_jax.models import modules
 from mrl_jax.models import rope
 from mrl_jax.models import sharding
 
-_MASKED = -1e30  # Finite: a token that attends to nothing would become NaN.
 _ACTIVATIONS = {
   'silu': jax.nn.silu,
   'gelu': functools.partial(jax.nn.gelu, approximate=True),
@@ -22,49 +23,8 @@ _REMAT = {
   'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'block': jax.checkpoint_policies.nothing_saveable,
 }
-Cache = list[tuple[jax.Array, jax.Array]]  # (k_BKSE, v_BKSE) of each layer
-
-
-def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, size=None, cap=0.0):
-  """Grouped-query attention; scores and softmax in float32.
-
-  Scores are divided by the root of `size`, by default E, and soft-capped by
-  `cap`. Heads come before positions, unlike in `jax.nn.dot_product_attention`:
-  a decoding step then reads the cache in order, which makes it 10 to 30% faster
-  on CPU.
-  """
-  batch, heads, length, head_dim = q_BHTE.shape
-  q_BKRTE = q_BHTE.reshape(batch, k_BKSE.shape[1], -1, length, head_dim)
-  scores_BKRTS = jnp.einsum(
-    'BKRTE,BKSE->BKRTS', q_BKRTE, k_BKSE, preferred_element_type=jnp.float32
-  )
-  scores_BKRTS = soft_cap(scores_BKRTS * (size or head_dim) ** -0.5, cap)
-  scores_BKRTS = jnp.where(mask_BTS[:, None, None], scores_BKRTS, _MASKED)
-  weights_BKRTS = jax.nn.softmax(scores_BKRTS, -1).astype(v_BKSE.dtype)
-  out_BKRTE = jnp.einsum('BKRTS,BKSE->BKRTE', weights_BKRTS, v_BKSE)
-  return out_BKRTE.reshape(batch, heads, length, head_dim)
-
-
-def soft_cap(x, cap: float):
-  """Returns c tanh(x / c) for the cap c, and x itself if c is 0."""
-  return cap * jnp.tanh(x / cap) if cap else x
-
-
-def window_mask(mask_BTS, slot, window: int):
-  """Restricts a mask to the last `window` slots up to each token's own slot.
-
-  A window of 0 restricts nothing. The tokens are in the slots `slot`,
-  `slot + 1`, ...; a row has no padding between tokens. Two tokens in slots 2
-  and 3 with a window of 2 may attend to
-
-    slot 2:  0 1 1 0
-    slot 3:  0 0 1 1
-  """
-  if not window:
-    return mask_BTS
-  _, length, slots = mask_BTS.shape
-  distance_TS = jnp.arange(length)[:, None] + slot - jnp.arange(slots)[None, :]
-  return mask_BTS & (distance_TS < window)[None]
+# Layers from which on equal groups of them are scanned over.
+_MANY = 8
 
 
 def _identity(x):
@@ -72,11 +32,13 @@ def _identity(x):
 
 
 class Attention(nnx.Module):
-  """Causal self-attention with rotary positions and grouped queries."""
+  """Self-attention with rotary positions and grouped queries.
+
+  What is attended to is up to the caller: `attend(q, k, v)` returns the result,
+  and what to keep of the keys and values.
+  """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.size, self.cap = config.query_size, config.score_cap
-
     def project(name, spec, bias):
       return modules.Projection(name, spec, config, rngs, bias)
 
@@ -87,20 +49,14 @@ class Attention(nnx.Module):
     norms = [modules.RMSNorm(config, axes) for axes in QK_NORMS[config.qk_norm]]
     self.q_norm, self.k_norm = norms or (_identity, _identity)
 
-  def __call__(self, x_BTD, sin_cos, mask_BTS, cache, slot):
+  def __call__(self, x_BTD, sin_cos, attend):
     q_BHTE, k_BKTE, v_BKTE = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
     q_BHTE, k_BKTE = self.q_norm(q_BHTE), self.k_norm(k_BKTE)
     if sin_cos is not None:
       q_BHTE = rope.rotate(q_BHTE, *sin_cos)
       k_BKTE = rope.rotate(k_BKTE, *sin_cos)
-    if cache is None:
-      k_BKSE, v_BKSE = k_BKTE, v_BKTE
-    else:
-      write = jax.lax.dynamic_update_slice_in_dim
-      k_BKSE = write(cache[0], k_BKTE, slot, axis=2)
-      v_BKSE = write(cache[1], v_BKTE, slot, axis=2)
-    out_BHTE = attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, self.size, self.cap)
-    return self.o(out_BHTE), (k_BKSE, v_BKSE)
+    out_BHTE, kept = attend(q_BHTE, k_BKTE, v_BKTE)
+    return self.o(out_BHTE), kept
 
 
 class MLP(nnx.Module):
@@ -133,18 +89,20 @@ class Block(nnx.Module):
     self.mlp = MLP(config, rngs)
     self.mlp_norm_after = norm(after)
 
-  def __call__(self, x_BTD, sin_cos, mask_BTS, cache, slot):
-    out_BTD, cache = self.attention(
-      self.attention_norm(x_BTD), sin_cos, mask_BTS, cache, slot
-    )
+  def __call__(self, x_BTD, sin_cos, attend):
+    out_BTD, kept = self.attention(self.attention_norm(x_BTD), sin_cos, attend)
     x_BTD = x_BTD + self.attention_norm_after(out_BTD)
     out_BTD = self.mlp(self.mlp_norm(x_BTD))
     x_BTD = x_BTD + self.mlp_norm_after(out_BTD)
-    return sharding.by_rows(x_BTD), cache
+    return sharding.by_rows(x_BTD), kept
 
 
 class Decoder(nnx.Module):
-  """A decoder-only language model; `logits` turns its output into scores."""
+  """A decoder-only language model; `logits` turns its output into scores.
+
+  Calling it reads whole rows, for training. To sample, `prefill` reads prompts
+  and `step` a token of each row, with a cache of keys and values.
+  """
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
@@ -157,69 +115,177 @@ class Decoder(nnx.Module):
       None if config.tie_embeddings else modules.param(config, rngs, 'DV', 'D')
     )
 
-  def __call__(
-    self,
-    tokens_BT: jax.Array,
-    positions_BT: jax.Array,
-    mask_BTS: jax.Array,
-    cache: Cache | None = None,
-    slot: jax.Array | int = 0,
-  ) -> tuple[jax.Array, Cache]:
-    """Computes the hidden states of tokens.
+  def __call__(self, tokens_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
+    """The normed hidden states [B, T, D] of rows.
 
     Args:
       tokens_BT: token ids.
-      positions_BT: the rotary position of every token.
-      mask_BTS: which slots each token may attend to; without a cache S = T.
-      cache: keys and values of every layer. Those of `tokens_BT` are written
-        to the slots `slot`, `slot + 1`, ...
-      slot: the first slot to write.
-
-    Returns:
-      The normed hidden states [B, T, D], and the updated cache; without a
-      cache, the keys and values of the tokens.
+      valid_BT: False at padding, before and after the tokens of a row.
     """
-    x_BTD = self.embed_VD[...][tokens_BT].astype(self.config.dtype)
+    pattern, views = self.config.pattern, self._views(valid_BT)
+    groups = self.config.num_layers // len(pattern)
+    scanned = groups if self.config.num_layers >= _MANY and groups > 1 else 0
+
+    def read(x_BTD, blocks):
+      for i, block in enumerate(blocks):
+        x_BTD = self._recomputed(block, *views[self.config.layer(i)])(x_BTD)
+      return x_BTD
+
+    x_BTD = self._embed(tokens_BT)
+    if scanned:
+      x_BTD = self._scan(read, x_BTD, scanned)
+    rest = self.blocks[scanned * len(pattern) :]
+    return self.final_norm(read(x_BTD, rest))
+
+  def _scan(self, read, x_BTD, count):
+    """Reads with the first `count` groups of layers, one group at a time.
+
+    The compiled program has one group, and only one group's parameters are
+    gathered at a time. Parameters are separate arrays, by layer; they are stacked
+    here, in the dtype in which they are used.
+    """
+    size = len(self.config.pattern)
+    splits = [
+      nnx.split(nnx.List(self.blocks[i * size : (i + 1) * size]))
+      for i in range(count)
+    ]
+    stacked = jax.tree.map(
+      lambda *layers: jnp.stack(layers),
+      *(cast(state, self.config.dtype) for _, state in splits),
+    )
+
+    def step(x_BTD, state):
+      return read(x_BTD, nnx.merge(splits[0][0], state)), None
+
+    return jax.lax.scan(step, x_BTD, stacked)[0]
+
+  def prefill(
+    self, tokens_BC: jax.Array, valid_BC: jax.Array, slots: int
+  ) -> tuple[jax.Array, cache_lib.Cache]:
+    """Reads prompts.
+
+    Args:
+      tokens_BC: token ids, padded on the left.
+      valid_BC: False at padding.
+      slots: number of slots of the cache, C or more.
+
+    Returns the normed hidden state [B, 1, D] of the last token of each row, and
+    the cache.
+    """
+    x_BCD, cache = self._embed(tokens_BC), []
+    views = self._views(valid_BC)
+    for i, block in enumerate(self.blocks):
+      x_BCD, kept = block(x_BCD, *views[self.config.layer(i)])
+      size = cache_lib.entries(self.config, i, slots)
+      cache.append(tuple(cache_lib.of_prompts(x, size) for x in kept))
+    return self.final_norm(x_BCD[:, -1:]), cache
+
+  def step(
+    self,
+    token_B1: jax.Array,
+    first_B: jax.Array,
+    slot: jax.Array,
+    cache: cache_lib.Cache,
+  ) -> tuple[jax.Array, cache_lib.Cache]:
+    """Reads one token of every row.
+
+    Args:
+      token_B1: token ids.
+      first_B: the slot of the first token of each row.
+      slot: the slot of this token.
+      cache: holds the slots before it.
+
+    Returns the normed hidden state [B, 1, D], and the cache with this token.
+    """
+    x_B1D, after = self._embed(token_B1), []
+    turns = self._turns((slot - first_B)[:, None])
+    for i, (block, layer) in enumerate(zip(self.blocks, cache, strict=True)):
+
+      def attend(q_BH1E, k_BK1E, v_BK1E, layer=layer):
+        layer = cache_lib.write(layer, k_BK1E, v_BK1E, slot)
+        mask_B1S = cache_lib.visible(layer, first_B, slot)
+        out_BH1E = attention.attend(
+          q_BH1E,
+          *layer,
+          mask_B1S,
+          self.config.score_scale,
+          self.config.score_cap,
+        )
+        return out_BH1E, layer
+
+      x_B1D, layer = block(x_B1D, turns[self.config.layer(i)], attend)
+      after.append(layer)
+    return self.final_norm(x_B1D), after
+
+  def _embed(self, tokens_BT):
+    x_BTD = sharding.lookup(self.embed_VD[...], tokens_BT, self.config.dtype)
     x_BTD = sharding.by_rows(x_BTD)
     if self.config.scale_embeddings:
       x_BTD = x_BTD * jnp.asarray(self.config.d_model**0.5, x_BTD.dtype)
-    views = self._views(positions_BT, mask_BTS, slot)
-    caches = []
-    for i, block in enumerate(self.blocks):
-      run = block
-      if cache is None and self.config.remat in _REMAT:
-        run = jax.checkpoint(block, policy=_REMAT[self.config.remat])
-      x_BTD, layer_cache = run(
-        x_BTD,
-        *views[self.config.layer(i)],
-        None if cache is None else cache[i],
-        slot,
-      )
-      caches.append(layer_cache)
-    return self.final_norm(x_BTD), caches
+    return x_BTD
 
-  def _views(self, positions_BT, mask_BTS, slot):
-    """Rotary angles and mask of every distinct kind of layer."""
+  def _turns(self, positions_BT):
+    """Rotary angles of every distinct kind of layer."""
     size = self.config.head_dim
     return {
-      layer: (
-        layer.rope and rope.rotary(positions_BT, size, layer.rope),
-        window_mask(mask_BTS, slot, layer.window),
-      )
+      layer: layer.rope and rope.rotary(positions_BT, size, layer.rope)
       for layer in dict.fromkeys(self.config.layers)
     }
 
-  def logits(self, x_BTD):
-    """Logits of the next token, float32 [B, T, V]."""
+  def _views(self, valid_BT):
+    """Rotary angles and attention, over whole rows, of every kind of layer."""
+    turns = self._turns(positions(valid_BT))
+
+    def attend(layer, q_BHTE, k_BKTE, v_BKTE):
+      out_BHTE = attention.causal(
+        q_BHTE,
+        k_BKTE,
+        v_BKTE,
+        valid_BT,
+        kind=self.config.attention,
+        window=layer.window,
+        scale=self.config.score_scale,
+        cap=self.config.score_cap,
+      )
+      return out_BHTE, (k_BKTE, v_BKTE)
+
+    return {
+      layer: (turned, functools.partial(attend, layer))
+      for layer, turned in turns.items()
+    }
+
+  def _recomputed(self, block, sin_cos, attend):
+    """The block as a function of its input; see `ModelConfig.remat`."""
+
+    def read(x_BTD):
+      return block(x_BTD, sin_cos, attend)[0]
+
+    if self.config.remat not in _REMAT:
+      return read
+    return jax.checkpoint(read, policy=_REMAT[self.config.remat])
+
+  def unembed(self):
+    """The matrix [D, V] from hidden states to logits, as `logits` uses it."""
     tied = self.unembed_DV is None
     unembed_DV = self.embed_VD[...].T if tied else self.unembed_DV[...]
+    return unembed_DV.astype(self.config.dtype)
+
+  def logits(self, x_BTD, unembed_DV=None):
+    """Logits of the next token, float32 [B, T, V]."""
+    if unembed_DV is None:
+      unembed_DV = self.unembed()
     logits_BTV = jnp.einsum(
-      'BTD,DV->BTV',
-      x_BTD,
-      unembed_DV.astype(x_BTD.dtype),
-      preferred_element_type=jnp.float32,
+      'BTD,DV->BTV', x_BTD, unembed_DV, preferred_element_type=jnp.float32
     )
-    return soft_cap(logits_BTV, self.config.logit_cap)
+    return attention.soft_cap(logits_BTV, self.config.logit_cap)
+
+
+def positions(valid_BT):
+  """Rotary positions, counted from the first token of each row.
+
+  valid 0 1 1  ->  positions 0 0 1
+  """
+  return jnp.maximum(jnp.cumsum(valid_BT, 1) - 1, 0)
 
 
 NO_PARAMS = nnx.State({})
@@ -254,10 +320,3 @@ def cast(params: nnx.State, dtype: str) -> nnx.State:
 def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   """The result of `split` with shapes for arrays; shared: do not change it."""
   return split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
-
-
-def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-  """Zeroed keys and values [batch, K, slots, E] for every layer."""
-  shape = (batch, config.num_kv_heads, slots, config.head_dim)
-  zeros = functools.partial(jnp.zeros, shape, config.dtype)
-  return [(zeros(), zeros()) for _ in range(config.num_layers)]

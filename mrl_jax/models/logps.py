@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mrl_jax.models import decoder as decoder_lib
+from mrl_jax.models import sharding
 
 
 class Scores(NamedTuple):
@@ -15,22 +16,6 @@ class Scores(NamedTuple):
   # f32, in nats, of the distribution that each token is drawn from; None if it
   # was not asked for.
   entropy_BT: jax.Array | None = None
-
-
-def prompt_layout(valid_BS):
-  """Positions and causal mask of left-padded rows.
-
-    valid 0 1 1  ->  positions 0 0 1  and  mask 0 0 0
-                                                0 1 0
-                                                0 1 1
-
-  `valid_BS` is False at padding. Returns positions_BS, counted from each row's
-  first token, and mask_BSS.
-  """
-  positions_BS = jnp.maximum(jnp.cumsum(valid_BS, 1) - 1, 0)
-  slots = valid_BS.shape[1]
-  causal_1SS = jnp.tril(jnp.ones((1, slots, slots), bool))
-  return positions_BS, causal_1SS & valid_BS[:, None, :]
 
 
 def response_scores(
@@ -54,8 +39,7 @@ def response_scores(
     entropy: whether to compute entropies too.
     temperature: T of the scored policy, softmax(logits / T).
   """
-  positions_BS, mask_BSS = prompt_layout(valid_BS)
-  hidden_BSD, _ = decoder(tokens_BS, positions_BS, mask_BSS)
+  hidden_BSD = decoder(tokens_BS, valid_BS)
   scores = token_scores(
     decoder,
     hidden_BSD[:, -length - 1 : -1],
@@ -88,30 +72,44 @@ def softmax_entropy(logits):
 def token_scores(
   decoder, hidden_BTD, targets_BT, chunk, entropy=False, temperature=1.0
 ):
-  """Scores of the targets, computed for a chunk of positions at a time."""
+  """Scores of the targets, computed for a chunk of positions at a time.
 
-  @jax.checkpoint
-  def score(hidden_BTD, targets_BT):
-    logits_BTV = decoder.logits(hidden_BTD) / temperature
-    entropy_BT = softmax_entropy(logits_BTV) if entropy else None
-    return Scores(log_prob(logits_BTV, targets_BT), entropy_BT)
-
+  Every device scores its own rows. The matrix of the head is gathered before
+  the first chunk, and its gradient is summed over the devices after the last.
+  """
   batch, length = targets_BT.shape
   step = max(1, min(length, chunk // batch))
-  if step == length:
-    return score(hidden_BTD, targets_BT)
 
   def by_chunk(x_BT):
     """Pads T to a multiple of `step`; returns [chunks, B, step, ...]."""
     pad = [(0, 0)] * x_BT.ndim
     pad[1] = (0, -length % step)
-    x_BT = jnp.pad(x_BT, pad).reshape(batch, -1, step, *x_BT.shape[2:])
+    x_BT = jnp.pad(x_BT, pad)
+    x_BT = x_BT.reshape(x_BT.shape[0], -1, step, *x_BT.shape[2:])
     return jnp.moveaxis(x_BT, 1, 0)
 
   def joined(chunks):
-    return jnp.moveaxis(chunks, 0, 1).reshape(batch, -1)[:, :length]
+    chunks = jnp.moveaxis(chunks, 0, 1)
+    return chunks.reshape(chunks.shape[0], -1)[:, :length]
 
-  chunks = jax.lax.map(
-    lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
-  )
-  return jax.tree.map(joined, chunks)
+  def local(unembed_DV, hidden_BTD, targets_BT):
+    # The gradients of chunks are summed in float32.
+    unembed_DV = unembed_DV.astype(jnp.float32)
+
+    @jax.checkpoint
+    def score(hidden_BTD, targets_BT):
+      logits_BTV = decoder.logits(
+        hidden_BTD, unembed_DV.astype(hidden_BTD.dtype)
+      )
+      logits_BTV /= temperature
+      entropy_BT = softmax_entropy(logits_BTV) if entropy else None
+      return Scores(log_prob(logits_BTV, targets_BT), entropy_BT)
+
+    if step == length:
+      return score(hidden_BTD, targets_BT)
+    chunks = jax.lax.map(
+      lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
+    )
+    return jax.tree.map(joined, chunks)
+
+  return sharding.by_row(local, decoder.unembed(), hidden_BTD, targets_BT)

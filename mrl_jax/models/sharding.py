@@ -1,6 +1,6 @@
 """How arrays are sharded: tables from the names of axes to mesh axes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from flax import nnx
 import jax
@@ -12,8 +12,9 @@ from mrl_jax import checks
 
 ROWS = ('data', 'fsdp')  # Rows of a batch are sharded over both axes.
 
-# Parameters in training: every matrix is sharded over `fsdp`.
-TRAIN = {
+# Of parameters. While sampling, the mesh has an fsdp axis of size 1: parameters
+# would be gathered over it for every token.
+PARAMS = {
   'embed': 'fsdp',
   'vocab': 'tensor',
   'heads': 'tensor',
@@ -23,25 +24,22 @@ TRAIN = {
   'norm': None,
   'rank': None,
 }
-# Sampling would gather parameters over `fsdp` for every token; instead, every
-# part of `fsdp` holds a copy.
-DECODE = {**TRAIN, 'embed': None}
 
 
-def param_spec(axes: tuple[str, ...], table: Mapping) -> PartitionSpec:
+def param_spec(axes: tuple[str, ...]) -> PartitionSpec:
   """The partition of an array with the named `axes`.
 
   Raises KeyError if an axis is not in the table, and ValueError if two axes
   would be on the same mesh axis.
   """
-  spec = tuple(table[axis] for axis in axes)
+  spec = tuple(PARAMS[axis] for axis in axes)
   used = [name for name in spec if name is not None]
   if len(set(used)) < len(used):
     raise ValueError(f'axes {axes} collide on the mesh: {spec}')
   return PartitionSpec(*spec)
 
 
-def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
+def params(state: nnx.State, mesh: Mesh) -> nnx.State:
   """The sharding of every parameter, in the structure of `state`.
 
   Raises InputError, which lists all dimensions that the mesh does not divide.
@@ -49,7 +47,7 @@ def params(state: nnx.State, mesh: Mesh, table: Mapping) -> nnx.State:
   wrong = []
 
   def place(path, param):
-    spec = param_spec(param.axes, table)
+    spec = param_spec(param.axes)
     for size, axis, name in zip(param.shape, spec, param.axes, strict=True):
       if axis is not None and size % mesh.shape[axis]:
         wrong.append(
@@ -83,3 +81,70 @@ def by_rows(x: jax.Array) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
+
+
+def platform() -> str:
+  """The platform that is compiled for, which need not be this machine's."""
+  mesh = jax.sharding.get_abstract_mesh()
+  device = None if mesh.empty else mesh.abstract_device
+  return device.platform if device else jax.default_backend()
+
+
+def by_device(function: Callable, inputs, outputs) -> Callable:
+  """Applies a function to the part of its arguments that each device has.
+
+  `inputs` and `outputs` are partitions over the mesh; without a mesh, the
+  function is returned as it is.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return function
+  return jax.shard_map(
+    function, in_specs=inputs, out_specs=outputs, check_vma=False
+  )
+
+
+def by_row(function: Callable, matrix: jax.Array, *rows: jax.Array):
+  """Applies `function(matrix, *rows)` to the rows that each device has.
+
+  The first axis of the matrix is sharded over fsdp. It is gathered once, and its
+  gradient is summed over the devices once: `function` may use it many times.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return function(matrix, *rows)
+
+  def local(part, *rows):
+    # By an axis of its own: on TPU, XLA would sum with an all-reduce otherwise.
+    parts = jax.lax.all_gather(part, 'fsdp')
+    return function(parts.reshape(-1, *part.shape[1:]), *rows)
+
+  places = PartitionSpec(ROWS)
+  return jax.shard_map(
+    local,
+    in_specs=(PartitionSpec('fsdp'), *(places for _ in rows)),
+    out_specs=places,
+    axis_names={*ROWS},
+    check_vma=False,
+  )(matrix, *rows)
+
+
+def lookup(embed_VD: jax.Array, tokens_BT: jax.Array, dtype: str) -> jax.Array:
+  """The embeddings [B, T, D] of tokens; moves them, and not the table.
+
+  Each part of the fsdp axis looks its columns up for the rows of all parts.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.shape['fsdp'] == 1:
+    return embed_VD[tokens_BT].astype(dtype)
+
+  def local(embed_Vd, tokens_BT):
+    tokens_BT = jax.lax.all_gather(tokens_BT, 'fsdp', tiled=True)
+    x_BTd = embed_Vd[tokens_BT].astype(dtype)
+    return jax.lax.all_to_all(x_BTd, 'fsdp', 0, 2, tiled=True)
+
+  return jax.shard_map(
+    local,
+    in_specs=(PartitionSpec(None, 'fsdp'), PartitionSpec(ROWS)),
+    out_specs=PartitionSpec(ROWS),
+    axis_names={*ROWS},
+    check_vma=False,
+  )(embed_VD, tokens_BT)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import math
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -11,13 +12,24 @@ from mrl_jax import config
 from mrl_jax.mwra import planner
 
 
-def build(plan: planner.Plan, devices: Sequence[jax.Device]) -> dict[str, Mesh]:
-  """The mesh of every policy; `devices` are in the planner's order."""
+class Meshes(NamedTuple):
+  """The devices of a policy, which have two shapes."""
+
+  train: Mesh
+  decode: Mesh  # While sampling: its fsdp axis has size 1.
+
+
+def build(
+  plan: planner.Plan, devices: Sequence[jax.Device]
+) -> dict[str, Meshes]:
+  """The meshes of every policy; `devices` are in the planner's order."""
+
+  def mesh(part, shape):
+    chosen = np.array([devices[i] for i in part.devices])
+    return Mesh(chosen.reshape(shape), config.MESH_AXES)
+
   return {
-    name: Mesh(
-      np.array([devices[i] for i in part.devices]).reshape(part.shape),
-      config.MESH_AXES,
-    )
+    name: Meshes(mesh(part, part.shape), mesh(part, part.decode_shape))
     for name, part in plan.items()
   }
 

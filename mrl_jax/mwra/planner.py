@@ -15,6 +15,7 @@ class Slice:
 
   devices: tuple[int, ...]  # Contiguous indices in the list of all devices.
   shape: tuple[int, int, int]  # Sizes of the mesh axes (data, fsdp, tensor).
+  decode_shape: tuple[int, int, int]  # The same while sampling.
   model: ModelConfig
   cost: cost_lib.Cost
   load: float  # Operations per device, relative to those of the slowest policy.
@@ -74,6 +75,7 @@ def plan(
     slices[name] = Slice(
       devices=tuple(range(start, start + n)),
       shape=(1, n // tensor, tensor),
+      decode_shape=(n // tensor, 1, tensor),
       model=models[name],
       cost=costs[name],
       load=costs[name].flops / n / slowest,

@@ -1,4 +1,8 @@
-"""Sampling with a key-value cache; the whole loop is one jitted call."""
+"""Sampling with a key-value cache; the whole loop is one jitted call.
+
+The cache grows by stages: attention to slots that no row has reached yet would
+cost as much as attention to tokens.
+"""
 
 import dataclasses
 import functools
@@ -9,9 +13,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import cache as cache_lib
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import logps
 from mrl_jax.models import sharding
+
+_FIRST_STAGE = 512  # Tokens of the first stage of the cache, at least.
 
 
 @jax.tree_util.register_dataclass
@@ -35,8 +42,8 @@ class SamplingState:
 
   step: jax.Array  # Tokens sampled so far; the decoder has not read the last.
   key_B: jax.Array  # The random key of each row.
-  valid_BS: jax.Array  # False at the prompt's padding.
-  cache: decoder_lib.Cache  # Keys and values of all tokens that were read.
+  first_B: jax.Array  # The slot of each row's first token, after padding.
+  cache: cache_lib.Cache  # Keys and values of all tokens that were read.
   samples: Samples
 
 
@@ -79,39 +86,50 @@ def sample(
     stop_ids=jnp.array(stop_ids),
     greedy=greedy,
   )
+  context, ends = prompt_PC.shape[1], stages(length)
   state, logits_BV = _prefill(
-    decoder, prompt_PC, valid_PC, key, first, samples, length
+    decoder, prompt_PC, valid_PC, key, first, samples, length, ends[0]
   )
-  state = jax.lax.while_loop(
-    lambda state: (state.step < length) & ~state.samples.stopped_B.all(),
-    lambda state: draw(*_feed(decoder, state)),
-    draw(state, logits_BV),
-  )
+  state = draw(state, logits_BV)
+  for end in ends:
+    cache = cache_lib.grow(state.cache, decoder.config, context + end)
+    state = jax.lax.while_loop(
+      lambda s, end=end: (s.step < end) & ~s.samples.stopped_B.all(),
+      lambda s: draw(*_feed(decoder, s, context)),
+      dataclasses.replace(state, cache=cache),
+    )
   return state.samples
 
 
-def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length):
-  """Reads the prompts; returns the state and the logits of the first tokens."""
+def stages(length: int) -> list[int]:
+  """The numbers of tokens for which the cache has room, one stage after another.
+
+  4,096 tokens are sampled in stages that end at 512, 1,024, 2,048 and 4,096.
+  """
+  ends = [length]
+  while ends[0] >= 2 * _FIRST_STAGE:
+    ends.insert(0, -(-ends[0] // 2))
+  return ends
+
+
+def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length, room):
+  """Reads the prompts; returns the state and the logits of the first tokens.
+
+  The cache has room for `room` more tokens.
+  """
   prompts, context = prompt_PC.shape
   rows = prompts * samples
-  positions_PC, mask_PCC = logps.prompt_layout(valid_PC)
-  hidden_PCD, cache = decoder(
-    prompt_PC,
-    positions_PC,
-    jnp.pad(mask_PCC, ((0, 0), (0, 0), (0, length))),
-    decoder_lib.empty_cache(decoder.config, prompts, context + length),
-  )
+  hidden_P1D, cache = decoder.prefill(prompt_PC, valid_PC, context + room)
 
   def by_row(x):
     return jnp.repeat(x, samples, axis=0)
 
   fold = jax.vmap(jax.random.fold_in)
   place_B, sample_B = jnp.divmod(jnp.arange(rows), samples)
-  valid_PS = jnp.pad(valid_PC, ((0, 0), (0, length)), constant_values=True)
   state = SamplingState(
     step=jnp.int32(0),
     key_B=fold(fold(jnp.broadcast_to(key, rows), first + place_B), sample_B),
-    valid_BS=by_row(valid_PS),
+    first_B=by_row(context - valid_PC.sum(1)),
     cache=jax.tree.map(by_row, cache),
     samples=Samples(
       tokens_BT=jnp.zeros((rows, length), jnp.int32),
@@ -121,7 +139,7 @@ def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length):
       stopped_B=jnp.zeros(rows, bool),
     ),
   )
-  return state, by_row(decoder.logits(hidden_PCD[:, -1:])[:, 0])
+  return state, by_row(decoder.logits(hidden_P1D)[:, 0])
 
 
 def _draw(state, logits_BV, *, temperature, stop_ids, greedy) -> SamplingState:
@@ -151,41 +169,59 @@ def _draw(state, logits_BV, *, temperature, stop_ids, greedy) -> SamplingState:
   return dataclasses.replace(state, step=state.step + 1, samples=samples)
 
 
-def _feed(decoder, state) -> tuple[SamplingState, jax.Array]:
+def _feed(decoder, state, context) -> tuple[SamplingState, jax.Array]:
   """Reads the last token of every row; returns the logits of the next token.
 
-  The slots of a row are C prompt positions and T response positions. Sampled
-  token t is written to slot C + t, and attends to the slots up to its own. Its
-  position is their number less one:
+  Sampled token t is in slot C + t, after the C slots of the prompt:
 
-    C = 3, T = 4, prompt [5, 6], just sampled token 1 (step = 2), slot = 4
-    valid    0 1 1 1 1 1 1
-    written  1 1 1 1 1 0 0
-    mask     0 1 1 1 1 0 0
+    C = 3, prompt [5, 6], just sampled token 1 (step = 2)
+    slot   0 1 2 3 4
+    token  - 5 6 t0 t1     first = 1; t1 has position 4 - 1 = 3
   """
-  tokens_BT, slots = state.samples.tokens_BT, state.valid_BS.shape[1]
-  token_B1 = jax.lax.dynamic_slice_in_dim(tokens_BT, state.step - 1, 1, axis=1)
-  slot = slots - tokens_BT.shape[1] + state.step - 1
-  mask_BS = state.valid_BS & (jnp.arange(slots) <= slot)[None, :]
-  position_B1 = mask_BS.sum(1, keepdims=True) - 1
-  hidden_B1D, cache = decoder(
-    token_B1, position_B1, mask_BS[:, None, :], state.cache, slot
+  token_B1 = jax.lax.dynamic_slice_in_dim(
+    state.samples.tokens_BT, state.step - 1, 1, axis=1
+  )
+  hidden_B1D, cache = decoder.step(
+    token_B1, state.first_B, context + state.step - 1, state.cache
   )
   state = dataclasses.replace(state, cache=cache)
   return state, decoder.logits(hidden_B1D)[:, 0]
+
+
+def build_move(model: ModelConfig, train: Mesh, decode: Mesh, part: int = 0):
+  """Builds `move(params)` from the training mesh to the sampling mesh.
+
+  It casts the parameters to the dtype in which they are used. `part` is 0 for
+  trained and 1 for frozen parameters, as `decoder.split` has them. The meshes
+  have the same devices in the same order. Nothing is copied if nothing changes.
+  """
+  params = decoder_lib.abstract(model)[1 + part]
+  source, target = (sharding.params(params, mesh) for mesh in (train, decode))
+  same = all(
+    a.is_equivalent_to(b, len(param.shape))
+    for param, a, b in zip(
+      *map(jax.tree.leaves, (params, source, target)), strict=True
+    )
+  )
+  if same and model.dtype == model.param_dtype:
+    return lambda params: params
+  return jax.jit(
+    functools.partial(decoder_lib.cast, dtype=model.dtype),
+    in_shardings=(source,),
+    out_shardings=target,
+  )
 
 
 def build(model: ModelConfig, mesh: Mesh, **settings):
   """Jits `sample` with the keyword arguments `settings`.
 
   The jitted function takes (params, frozen, prompt_PC, valid_PC, key,
-  temperature, first). Trained and frozen parameters are placed on the mesh by
-  `sharding.DECODE`. Prompts are sharded over the mesh, which must divide their
-  number.
+  temperature, first). The fsdp axis of the mesh is of size 1. Prompts are
+  sharded over the mesh, which must divide their number.
   """
   graphdef, *parts = decoder_lib.abstract(model)
   rows, one = sharding.rows(mesh), sharding.replicated(mesh)
-  places = [sharding.params(part, mesh, sharding.DECODE) for part in parts]
+  places = [sharding.params(part, mesh) for part in parts]
   return jax.jit(
     lambda params, frozen, *args: sample(
       nnx.merge(graphdef, params, frozen), *args, **settings

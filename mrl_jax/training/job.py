@@ -223,10 +223,11 @@ def _workers(
       judge=judge.build(config, verifier),
       spec=state.StateSpec(
         model=part.model,
-        mesh=placed[name],
+        mesh=placed[name].train,
         optimizer=optimizer.build(train.optimizer, updates),
         reference=method.reference,
       ),
+      decode_mesh=placed[name].decode,
       objectives=objectives,
       # A correction has scored the rows already.
       rescores=by_trainer and config.method.correction.level == 'none',

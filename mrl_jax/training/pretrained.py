@@ -87,7 +87,7 @@ def read(
   """
   _, params, frozen = decoder.abstract(model)
   like = frozen if model.lora else params
-  places = sharding.params(like, mesh, sharding.TRAIN)
+  places = sharding.params(like, mesh)
   folder = hugging_face.weights_folder(path)
   return hf_weights.read(folder, model, like, places, advance)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from flax import nnx
 import jax
+from jax.sharding import Mesh
 import ml_collections
 import numpy as np
 
@@ -54,6 +55,8 @@ class Worker:
   policy: inputs.PolicyInputs
   judge: judge_lib.Judge
   spec: state_lib.StateSpec
+  # The devices of `spec.mesh` while sampling, when the fsdp axis has size 1.
+  decode_mesh: Mesh
   # What is maximised on each kind of rows.
   objectives: Mapping[str, objectives_lib.Objective]
   packer: packing.Packer
@@ -67,7 +70,9 @@ class Worker:
     model, mesh = self.spec.model, self.spec.mesh
     chunk = self.config.train.logit_chunk
     temperature = self.config.sample.temperature
-    self._cast = jax.jit(functools.partial(decoder_lib.cast, dtype=model.dtype))
+    self._move, self._move_frozen = (
+      sampler.build_move(model, mesh, self.decode_mesh, part) for part in (0, 1)
+    )
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
     self._sampler = functools.cache(self._build_sampler)
@@ -78,14 +83,7 @@ class Worker:
     """Sets the base weights that stay as they are under LoRA adapters."""
     self.frozen = params
     # Under LoRA the base never changes, and its sampling copy stays resident.
-    self._frozen_to_decode = self._to_decode(params)
-
-  def _to_decode(self, params):
-    """The parameters in the dtype and sharding of decoding, copied if needed."""
-    if self.spec.model.dtype != self.spec.model.param_dtype:
-      params = self._cast(params)
-    places = sharding.params(params, self.spec.mesh, sharding.DECODE)
-    return jax.device_put(params, places)
+    self._frozen_to_decode = self._move_frozen(params)
 
   def start_from(self, params: nnx.State | None = None) -> None:
     """Resets the state to these parameters, by default random ones."""
@@ -107,9 +105,9 @@ class Worker:
     """
     size = self.config.sample.batch or len(prompts)
     draw = self._sampler(per_prompt, greedy=temperature == 0)
-    params = self._to_decode(self.state.params)
+    params = self._move(self.state.params)
     parts = []
-    with jax.set_mesh(self.spec.mesh):
+    with jax.set_mesh(self.decode_mesh):
       for first in range(0, len(prompts), size):
         samples = draw(
           params,
@@ -124,8 +122,7 @@ class Worker:
 
   def _pack_prompts(self, prompts, size):
     """Left-padded prompts and their validity, of `size` rows or a few more."""
-    context, mesh = self.packer.context, self.spec.mesh
-    spread = mesh.shape['data'] * mesh.shape['fsdp']
+    context, spread = self.packer.context, self.decode_mesh.shape['data']
     size = math.ceil(size / spread) * spread
     prompt_PC = np.zeros((size, context), np.int32)
     valid_PC = np.zeros((size, context), bool)
@@ -262,7 +259,7 @@ class Worker:
   def _build_sampler(self, per_prompt, greedy):
     return sampler.build(
       self.spec.model,
-      self.spec.mesh,
+      self.decode_mesh,
       samples=per_prompt,
       length=self.packer.lengths['own'],
       stop_ids=self.policy.tokenizer.stop_ids,

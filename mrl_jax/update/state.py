@@ -41,7 +41,7 @@ class StateSpec:
 
   def shardings(self) -> TrainState:
     """The sharding of every leaf of the state; allocates nothing."""
-    params = sharding.params(self._params, self.mesh, sharding.TRAIN)
+    params = sharding.params(self._params, self.mesh)
     replicated = sharding.replicated(self.mesh)
     opt_state = optimizer_lib.places(
       self.optimizer, self._params, params, replicated

@@ -89,7 +89,7 @@ def build_gradient(
   parameters.
   """
   graphdef, *parts = decoder.abstract(model)
-  places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
+  places = [sharding.params(part, mesh) for part in parts]
 
   def gradient(params, frozen, rows: objectives_lib.PackedRows):
     def loss(params, micro):
@@ -126,7 +126,7 @@ def build_scorer(
 ):
   """Jits `score(params, frozen, rows) -> logp`, f32 [M, B, T] of stacked rows."""
   graphdef, *parts = decoder.abstract(model)
-  places = [sharding.params(part, mesh, sharding.TRAIN) for part in parts]
+  places = [sharding.params(part, mesh) for part in parts]
 
   def score(params, frozen, rows: objectives_lib.PackedRows):
     network = nnx.merge(graphdef, params, frozen)

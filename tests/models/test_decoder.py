@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mrl_jax.architecture import Rope
+from mrl_jax.models import attention
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
-from mrl_jax.models import logps
 from mrl_jax.models import rope
 from tests import decoders
 
@@ -129,14 +129,16 @@ def test_left_padding_changes_no_logit(family):
 def decode(graphdef, params, token_B1, slot, cache):
   """Logits after the token in `slot`, from the cached keys and values."""
   decoder = nnx.merge(graphdef, params)
-  written_11S = (jnp.arange(8) <= slot)[None, None, :]
-  hidden_B1D, cache = decoder(
-    token_B1,
-    jnp.full((2, 1), slot),
-    jnp.broadcast_to(written_11S, (2, 1, 8)),
-    cache,
-    slot,
-  )
+  first_B = jnp.zeros(2, jnp.int32)
+  hidden_B1D, cache = decoder.step(token_B1, first_B, slot, cache)
+  return decoder.logits(hidden_B1D)[:, 0], cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def read(graphdef, params, tokens_BC, slots):
+  """Logits after the prompts, which have no padding, and their cache."""
+  decoder = nnx.merge(graphdef, params)
+  hidden_B1D, cache = decoder.prefill(tokens_BC, tokens_BC >= 0, slots)
   return decoder.logits(hidden_B1D)[:, 0], cache
 
 
@@ -145,8 +147,9 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_full_forward(family):
   decoder = decoders.decoder(family)
   expected_BTV = decoders.logits(decoder, TOKENS_BT)
   split = nnx.split(decoder)
-  cache = decoder_lib.empty_cache(decoder.config, 2, 8)
-  for slot in range(8):
+  logits_BV, cache = read(*split, TOKENS_BT[:, :3], 8)
+  np.testing.assert_allclose(logits_BV, expected_BTV[:, 2], atol=1e-5)
+  for slot in range(3, 8):
     token_B1 = TOKENS_BT[:, slot : slot + 1]
     logits_BV, cache = decode(*split, token_B1, slot, cache)
     np.testing.assert_allclose(logits_BV, expected_BTV[:, slot], atol=1e-5)
@@ -157,7 +160,9 @@ def test_grouped_queries_share_their_key_and_value():
   q_BHTE = rng.normal(size=(1, 4, 3, 8)).astype(np.float32)
   k_BKSE, v_BKSE = rng.normal(size=(2, 1, 2, 3, 8)).astype(np.float32)
   mask_TS = np.tril(np.ones((3, 3), bool))
-  out_BHTE = jax.jit(decoder_lib.attend)(q_BHTE, k_BKSE, v_BKSE, mask_TS[None])
+  out_BHTE = jax.jit(attention.attend)(
+    q_BHTE, k_BKSE, v_BKSE, mask_TS[None], 8**-0.5
+  )
   for head in range(4):
     k_SE, v_SE = k_BKSE[0, head // 2], v_BKSE[0, head // 2]
     weights_TS = mask_TS * np.exp(q_BHTE[0, head] @ k_SE.T / 8**0.5)
@@ -190,10 +195,7 @@ def gradient(remat):
   @jax.jit
   @jax.value_and_grad
   def total(params, tokens_BT):
-    positions_BT, mask_BTT = logps.prompt_layout(jnp.ones((2, 8), bool))
-    hidden_BTD, _ = nnx.merge(graphdef, params)(
-      tokens_BT, positions_BT, mask_BTT
-    )
+    hidden_BTD = nnx.merge(graphdef, params)(tokens_BT, tokens_BT >= 0)
     return (hidden_BTD * jnp.arange(32.0)[None, None, :]).sum()
 
   traced = total.trace(params, TOKENS_BT)
@@ -226,26 +228,3 @@ def test_casting_parameters_beforehand_changes_no_bit_of_the_logits():
     decoders.logits(decoder, TOKENS_BT),
     decoders.logits(nnx.merge(graphdef, cast), TOKENS_BT),
   )
-
-
-def test_a_window_is_the_last_positions():
-  mask_BTS = np.tril(np.ones((1, 4, 4), bool))
-  np.testing.assert_array_equal(
-    decoder_lib.window_mask(mask_BTS, 0, 2)[0],
-    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
-  )
-  # A token at slot 4 attends to slots 3 and 4. Slot 5 is not written yet; the
-  # sampler masks it.
-  np.testing.assert_array_equal(
-    decoder_lib.window_mask(np.ones((1, 1, 6), bool), 4, 2)[0, 0],
-    [0, 0, 0, 1, 1, 1],
-  )
-
-
-def test_a_soft_cap_worked_by_hand():
-  # 2 tanh(1 / 2) = 0.92423.
-  x = jnp.array([1.0, 100.0])
-  np.testing.assert_allclose(
-    decoder_lib.soft_cap(x, 2.0), [0.924234, 2.0], 1e-6
-  )
-  assert decoder_lib.soft_cap(x, 0) is x

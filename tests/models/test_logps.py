@@ -18,14 +18,6 @@ TOKENS_BS = np.random.default_rng(1).integers(0, 48, (3, 9))
 VALID_BS = np.array([[1] * 9, [0, 0] + [1] * 7, [0] + [1] * 6 + [0, 0]], bool)
 
 
-def test_positions_and_mask_of_left_padded_rows():
-  positions_BS, mask_BSS = logps.prompt_layout(VALID_BS[1:2, :4])
-  np.testing.assert_array_equal(positions_BS, [[0, 0, 0, 1]])
-  expected_SS = np.zeros((4, 4), bool)
-  expected_SS[2, 2] = expected_SS[3, 2] = expected_SS[3, 3] = True
-  np.testing.assert_array_equal(mask_BSS[0], expected_SS)
-
-
 def test_scores_are_of_the_distribution_that_each_token_is_drawn_from():
   decoder = decoders.decoder()
   graphdef, params = nnx.split(decoder)
@@ -60,7 +52,9 @@ def test_chunks_change_neither_scores_nor_gradients(chunk):
   weight_BT = np.arange(1.0, 11.0, dtype=np.float32).reshape(2, 5)
 
   def total(hidden_BTD, unembed_DV):
-    decoder = types.SimpleNamespace(logits=lambda x_BTD: x_BTD @ unembed_DV)
+    decoder = types.SimpleNamespace(
+      unembed=lambda: unembed_DV, logits=lambda x_BTD, by_DV: x_BTD @ by_DV
+    )
     scores = logps.token_scores(
       decoder, hidden_BTD, targets_BT, chunk, entropy=True
     )

@@ -30,7 +30,7 @@ def read(folder, **changes):
     hugging_face.load_config(folder), **changes
   )
   _, params, _ = decoder_lib.abstract(model)
-  places = sharding.params(params, decoders.mesh(1, 1, 1), sharding.TRAIN)
+  places = sharding.params(params, decoders.mesh(1, 1, 1))
   return model, hf_weights.read(folder, model, params, places)
 
 

@@ -12,22 +12,20 @@ from tests import examples
 
 
 def test_mesh_axes_are_those_of_the_table():
-  spec = sharding.param_spec(('embed', 'heads', 'head'), sharding.TRAIN)
+  spec = sharding.param_spec(('embed', 'heads', 'head'))
   assert spec == PartitionSpec('fsdp', 'tensor', None)
-  spec = sharding.param_spec(('embed', 'heads', 'head'), sharding.DECODE)
-  assert spec == PartitionSpec(None, 'tensor', None)
 
 
 def test_collisions_and_unknown_axes_raise():
   with pytest.raises(ValueError, match='collide'):
-    sharding.param_spec(('heads', 'mlp'), sharding.TRAIN)
+    sharding.param_spec(('heads', 'mlp'))
   with pytest.raises(KeyError, match='haeds'):
-    sharding.param_spec(('haeds',), sharding.TRAIN)
+    sharding.param_spec(('haeds',))
 
 
 def test_every_matrix_is_sharded_while_training():
   _, params, _ = decoder.abstract(examples.model())
-  places = sharding.params(params, decoders.mesh(1, 2, 2), sharding.TRAIN)
+  places = sharding.params(params, decoders.mesh(1, 2, 2))
   for path, place in nnx.to_flat_state(places):
     replicated = place.get_value().spec == PartitionSpec(None)
     assert replicated == ('norm' in str(path)), path
@@ -36,7 +34,7 @@ def test_every_matrix_is_sharded_while_training():
 def test_one_error_lists_every_dimension_that_the_mesh_does_not_divide():
   _, params, _ = decoder.abstract(examples.model(vocab_size=49))
   with pytest.raises(checks.InputError, match='mesh does not divide') as error:
-    sharding.params(params, decoders.mesh(1, 1, 4), sharding.TRAIN)
+    sharding.params(params, decoders.mesh(1, 1, 4))
   assert 'embed_VD: vocab = 49 over tensor = 4' in str(error.value)
   assert 'kv_heads = 2 over tensor = 4' in str(error.value)
 

@@ -17,9 +17,12 @@ def test_policies_have_disjoint_meshes_of_the_planned_shape():
     tensor=2,
   )
   built = meshes.build(plan, jax.devices())
-  devices = {name: set(mesh.devices.flat) for name, mesh in built.items()}
+  devices = {name: set(m.train.devices.flat) for name, m in built.items()}
   assert not devices['a'] & devices['b']
-  assert built['a'].shape == {'data': 1, 'fsdp': 2, 'tensor': 2}
+  assert built['a'].train.shape == {'data': 1, 'fsdp': 2, 'tensor': 2}
+  assert built['a'].decode.shape == {'data': 2, 'fsdp': 1, 'tensor': 2}
+  train, decode = (list(mesh.devices.flat) for mesh in built['a'])
+  assert train == decode
 
 
 def test_device_memory_is_unknown_if_no_device_reports_it():

@@ -203,7 +203,7 @@ def test_a_mesh_gives_the_samples_of_one_device():
     stop_ids=tuple(STOP_IDS),
   )
   params = nnx.state(decoders.decoder())
-  places = sharding.params(params, mesh, sharding.DECODE)
+  places = sharding.params(params, mesh)
   with jax.set_mesh(mesh):
     samples = jitted(
       jax.device_put(params, places),

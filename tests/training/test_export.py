@@ -46,7 +46,7 @@ def test_merged_adapters_give_the_logits_of_adapters_beside_the_weights(
   hf_weights.write(merged, model, nnx.state(network), 'float32', 10**9)
   plain = dataclasses.replace(model, lora=None)
   graphdef, like, _ = decoder.abstract(plain)
-  places = sharding.params(like, decoders.mesh(1, 1, 1), sharding.TRAIN)
+  places = sharding.params(like, decoders.mesh(1, 1, 1))
   found, base = (
     decoders.logits(
       nnx.merge(graphdef, hf_weights.read(path, plain, like, places)),

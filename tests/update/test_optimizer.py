@@ -280,7 +280,7 @@ def shardings(name):
   """The shardings of an optimizer's state, and those of the parameters."""
   mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), config_lib.MESH_AXES)
   _, params, _ = decoder.abstract(MODEL)
-  of_params = sharding.params(params, mesh, sharding.TRAIN)
+  of_params = sharding.params(params, mesh)
   built = optimizer.build(config(name=name, state_dtype='bfloat16'), 10)
   found = optimizer.places(built, params, of_params, sharding.replicated(mesh))
   like = jax.eval_shape(built.init, params)

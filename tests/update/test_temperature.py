@@ -29,12 +29,15 @@ class Tabular:
   def __init__(self, logits_VV):
     self._logits_VV = logits_VV
 
-  def __call__(self, tokens_BS, positions_BS, mask_BSS):
-    del positions_BS, mask_BSS
-    return jax.nn.one_hot(tokens_BS, VOCAB), None
+  def __call__(self, tokens_BS, valid_BS):
+    del valid_BS
+    return jax.nn.one_hot(tokens_BS, VOCAB)
 
-  def logits(self, hidden_BTV):
-    return hidden_BTV @ self._logits_VV
+  def unembed(self):
+    return self._logits_VV
+
+  def logits(self, hidden_BTV, unembed_VV):
+    return hidden_BTV @ unembed_VV
 
 
 def log_probs(logits_VV, temperature):

@@ -231,7 +231,7 @@ def test_only_adapters_learn():
     (1, 2, 2), examples.model(num_layers=1, lora=lora, param_dtype='bfloat16')
   )
   _, params, frozen = decoder.split(decoder.Decoder(made.model, nnx.Rngs(0)))
-  places = sharding.params(frozen, made.mesh, sharding.TRAIN)
+  places = sharding.params(frozen, made.mesh)
   frozen = jax.device_put(frozen, places)
   before = jax.device_get((params, frozen))
   state = made.fresh(params)
