@@ -1,0 +1,178 @@
+"""Gives every policy a slice: disjoint boxes with the least makespan."""
+
+import bisect
+from collections.abc import Mapping
+import heapq
+import itertools
+
+from mrl_jax import checks
+from mrl_jax.mwra import topology as topology_lib
+from mrl_jax.mwra.topology import Box
+
+# Bounds on the search, in overlap tests of two boxes: for one assignment of
+# sizes, and for all assignments of one makespan.
+_TESTS = 50_000
+_MAKESPAN_TESTS = 400_000
+_ASSIGNMENT = 100  # What an assignment costs besides, in tests.
+
+
+def carve(
+  topology: topology_lib.Topology, seconds: Mapping[str, Mapping[int, float]]
+) -> dict[str, Box]:
+  """Chooses the box of every policy.
+
+  Minimises the makespan, the largest time of a policy; then the number of
+  devices in all. A makespan admits for each policy the sizes that meet it.
+  Assignments of admitted sizes are tried by increasing number of devices; each
+  places the largest box first, with backtracking. The least makespan is found
+  by bisection, as a longer one admits all that a shorter one does.
+
+  The search is exact as long as it is exhaustive, which it is for a few
+  policies on tens of devices. Beyond its bounds an assignment counts as
+  impossible, and the next one is tried: the result is valid, but a shorter
+  makespan, or fewer devices, could exist.
+
+  Args:
+    topology: all devices.
+    seconds: for every policy, the estimated time of its round by number of
+      devices, for those numbers on which it fits in memory. Numbers that no box
+      has are ignored.
+
+  Raises InputError if the policies cannot all be placed.
+  """
+  possible = set(topology.sizes())
+  for name, times in seconds.items():
+    checks.require(
+      not possible.isdisjoint(times),
+      f'policy {name} fits in memory on {_list(times)} devices; slices of this '
+      f'fleet have {_list(possible)}',
+    )
+  seconds = {
+    name: {n: t for n, t in sorted(times.items()) if n in possible}
+    for name, times in seconds.items()
+  }
+  search = _Search(topology)
+  makespans = sorted({t for times in seconds.values() for t in times.values()})
+  found = {}
+
+  def fits(makespan):
+    found[makespan] = search.assign(
+      [
+        [n for n, t in times.items() if t <= makespan]
+        for times in seconds.values()
+      ]
+    )
+    return found[makespan] is not None
+
+  i = bisect.bisect_left(makespans, True, key=fits)
+  if i == len(makespans):
+    raise checks.InputError(_no_room(topology, seconds))
+  return dict(zip(seconds, found[makespans[i]], strict=True))
+
+
+class _Search:
+  """Places boxes of given sizes, and remembers which sizes it has tried."""
+
+  def __init__(self, topology):
+    self._topology = topology
+    lengths = [len(grid.devices) for grid in topology.grids]
+    self._offsets = [0, *itertools.accumulate(lengths)]
+    self._table = {}  # By number of devices.
+    self._shapes = {}  # Bits by grid and shape, at the origin.
+    self._placed = {}  # By sizes in decreasing order.
+
+  def assign(self, admitted):
+    """Boxes of the fewest devices in all; one list of sizes for each policy."""
+    if not all(admitted):
+      return None
+    budget = _MAKESPAN_TESTS
+    first = (0,) * len(admitted)
+    # Every choice of sizes once: it follows from the one in which the last
+    # index that is not zero is less by one.
+    queue = [(sum(sizes[0] for sizes in admitted), first)]
+    while queue and budget > 0:
+      total, choice = heapq.heappop(queue)
+      if total > self._topology.size:
+        return None
+      sizes = [sizes[i] for sizes, i in zip(admitted, choice, strict=True)]
+      order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+      boxes, tests = self._place(tuple(sizes[i] for i in order))
+      if boxes:
+        return [boxes[order.index(i)] for i in range(len(sizes))]
+      budget -= tests + _ASSIGNMENT
+      last = max((i for i, index in enumerate(choice) if index), default=0)
+      for i in range(last, len(choice)):
+        if choice[i] + 1 < len(admitted[i]):
+          more = admitted[i][choice[i] + 1] - sizes[i]
+          following = (*choice[:i], choice[i] + 1, *choice[i + 1 :])
+          heapq.heappush(queue, (total + more, following))
+    return None
+
+  def _place(self, sizes):
+    """Disjoint boxes of decreasing `sizes` or None, and the tests it took."""
+    if sizes in self._placed:
+      return self._placed[sizes], 0
+    chosen, tests = [], 0
+
+    def extend(taken):
+      nonlocal tests
+      i = len(chosen)
+      if i == len(sizes):
+        return True
+      # Boxes of equal size are interchangeable, so they go in one order only.
+      after = chosen[-1] + 1 if i and sizes[i] == sizes[i - 1] else 0
+      _, bits = self._boxes(sizes[i])
+      for j in range(after, len(bits)):
+        tests += 1
+        if tests > _TESTS:
+          return False
+        if not bits[j] & taken:
+          chosen.append(j)
+          if extend(taken | bits[j]):
+            return True
+          chosen.pop()
+      return False
+
+    boxes = None
+    if extend(0):
+      boxes = [self._boxes(n)[0][j] for n, j in zip(sizes, chosen, strict=True)]
+    self._placed[sizes] = boxes
+    return boxes, tests
+
+  def _boxes(self, n):
+    """All boxes of `n` devices, and the devices of each as bits."""
+    if n not in self._table:
+      boxes = self._topology.boxes(n)
+      self._table[n] = boxes, [self._bits(box) for box in boxes]
+    return self._table[n]
+
+  def _bits(self, box):
+    """A box's bits are those of its shape at the origin, shifted."""
+    grid = self._topology.grids[box.grid]
+    if (box.grid, box.shape) not in self._shapes:
+      inside = itertools.product(*map(range, box.shape))
+      bits = sum(1 << grid.index(coords) for coords in inside)
+      self._shapes[box.grid, box.shape] = bits << self._offsets[box.grid]
+    return self._shapes[box.grid, box.shape] << grid.index(box.start)
+
+
+def _no_room(topology, seconds):
+  least = {name: min(times) for name, times in seconds.items()}
+  total = sum(least.values())
+  needs = ', '.join(f'{name} at least {n}' for name, n in least.items())
+  if total > topology.size:
+    change = f'Use {total} devices or more'
+  else:
+    change = (
+      'Slices are rectangular, and either inside one host or of whole hosts, '
+      'and no such slices were found. Use a larger topology'
+    )
+  return (
+    f'{len(least)} policies do not fit on {topology.size} devices: {needs}. '
+    f'{change}, or let policies take turns on them with '
+    '--config.mwra.time_share=True'
+  )
+
+
+def _list(sizes):
+  return ', '.join(map(str, sorted(sizes))) or 'no number of'
