@@ -12,8 +12,8 @@ from mrl_jax.mwra.topology import Box
 # Bounds on the search, in overlap tests of two boxes: for one assignment of
 # sizes, and for all assignments of one makespan.
 _TESTS = 50_000
-_MAKESPAN_TESTS = 400_000
-_ASSIGNMENT = 100  # What an assignment costs besides, in tests.
+_MAKESPAN_TESTS = 1_500_000
+_ASSIGNMENT = 200  # What an assignment costs besides, in tests.
 
 
 def carve(
@@ -109,41 +109,58 @@ class _Search:
     return None
 
   def _place(self, sizes):
-    """Disjoint boxes of decreasing `sizes` or None, and the tests it took."""
+    """Disjoint boxes of decreasing `sizes` or None, and the tests it took.
+
+    Backtracking first changes shapes only, each at the first place where it
+    fits, and then also places: most packings are found by the shapes.
+    """
     if sizes in self._placed:
       return self._placed[sizes], 0
+    tables = [self._boxes(n) for n in sizes]
     chosen, tests = [], 0
 
-    def extend(taken):
+    def extend(taken, thorough):
       nonlocal tests
       i = len(chosen)
       if i == len(sizes):
         return True
+      _, bits, following = tables[i]
       # Boxes of equal size are interchangeable, so they go in one order only.
-      after = chosen[-1] + 1 if i and sizes[i] == sizes[i - 1] else 0
-      _, bits = self._boxes(sizes[i])
-      for j in range(after, len(bits)):
+      j = chosen[-1] + 1 if i and sizes[i] == sizes[i - 1] else 0
+      while j < len(bits) and tests < limit:
         tests += 1
-        if tests > _TESTS:
-          return False
-        if not bits[j] & taken:
-          chosen.append(j)
-          if extend(taken | bits[j]):
-            return True
-          chosen.pop()
+        if bits[j] & taken:
+          j += 1
+          continue
+        chosen.append(j)
+        if extend(taken | bits[j], thorough):
+          return True
+        chosen.pop()
+        j = j + 1 if thorough else following[j]
       return False
 
-    boxes = None
-    if extend(0):
-      boxes = [self._boxes(n)[0][j] for n, j in zip(sizes, chosen, strict=True)]
-    self._placed[sizes] = boxes
-    return boxes, tests
+    limit = _TESTS
+    done = extend(0, thorough=False)
+    if not done:
+      limit = tests + _TESTS
+      done = extend(0, thorough=True)
+    self._placed[sizes] = done and [
+      boxes[j] for (boxes, *_), j in zip(tables, chosen, strict=True)
+    ]
+    return self._placed[sizes], tests
 
   def _boxes(self, n):
-    """All boxes of `n` devices, and the devices of each as bits."""
+    """All boxes of `n` devices; of each, its devices as bits, and the index of
+    the first box after it that has another shape.
+    """
     if n not in self._table:
       boxes = self._topology.boxes(n)
-      self._table[n] = boxes, [self._bits(box) for box in boxes]
+      shapes = itertools.groupby(boxes, lambda box: (box.grid, box.shape))
+      lengths = [len(list(group)) for _, group in shapes]
+      following = []
+      for length in lengths:
+        following += [len(following) + length] * length
+      self._table[n] = boxes, [self._bits(box) for box in boxes], following
     return self._table[n]
 
   def _bits(self, box):

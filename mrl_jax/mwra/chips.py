@@ -31,11 +31,6 @@ class Chip:
   alone: tuple[int, ...] = ()
   cores: int = 1  # Devices of a chip.
 
-  @property
-  def devices_per_host(self) -> int:
-    """Number of devices of a host of a slice that has several."""
-    return self.cores * math.prod(self.hosts)
-
 
 # Memory of TPUs: "exceeds available HBM" in the error of a program that is too
 # large, compiled ahead of time with libtpu 0.0.42. Hosts of TPUs: the

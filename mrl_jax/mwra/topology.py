@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from typing import NamedTuple
 
 from mrl_jax import checks
@@ -57,10 +58,11 @@ class Grid:
 
   @functools.cached_property
   def shapes(self) -> dict[int, list[tuple[int, ...]]]:
-    """The shapes of boxes by their number of devices, the most compact first.
+    """The shapes of boxes by their number of devices, the best connected first.
 
-    Compact boxes have the fewest hops between devices. A chip is not divided,
-    except that a single device can be one core of it.
+    A box that spans the grid in a dimension can have the links that close it to
+    a ring, and leaves no gap beside it; a compact box has the fewest hops. A
+    chip is not divided, except that a single device can be one core of it.
     """
     inside = [range(1, host + 1) for host in self.host]
     inside[0] = [self.host[0]]
@@ -71,9 +73,13 @@ class Grid:
     shapes = {(1,) * len(self.shape)}
     shapes.update(itertools.product(*inside), itertools.product(*blocks))
     table = {}
-    for shape in sorted(shapes, key=lambda shape: (sum(shape), shape)):
+    for shape in sorted(shapes, key=self._rank):
       table.setdefault(math.prod(shape), []).append(shape)
     return table
+
+  def _rank(self, shape):
+    spanned = sum(map(operator.eq, shape, self.shape))
+    return -spanned, sum(shape), shape
 
   def starts(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Where boxes of a shape can start: no host's block is cut by two sides."""
@@ -109,14 +115,13 @@ class Topology:
     return sorted(set().union(*(grid.shapes for grid in self.grids)))
 
   def boxes(self, n: int) -> list[Box]:
-    """All boxes of `n` devices: the most compact first, then by position."""
-    boxes = [
+    """All boxes of `n` devices, grid by grid, the best connected first."""
+    return [
       Box(grid=i, start=start, shape=shape)
       for i, grid in enumerate(self.grids)
       for shape in grid.shapes.get(n, ())
       for start in grid.starts(shape)
     ]
-    return sorted(boxes, key=lambda box: sum(box.shape))
 
   def devices(self, box: Box) -> tuple[int, ...]:
     """The indices of a box's devices, in the order for a mesh.
@@ -185,9 +190,8 @@ def named(name: str) -> Topology:
     len(sizes) == len(text.split('x')) == len(chip.hosts)
     and 0 not in sizes
     and not any(size % n for size, n in zip(sizes, host, strict=True)),
-    f'topology {name!r}: {kind} takes {len(chip.hosts)} positive size(s), of '
-    f'whole hosts of {"x".join(map(str, chip.hosts))} chips, as in '
-    f'{kind}:{example}',
+    f'topology {name!r}: give {len(chip.hosts)} size(s) that whole hosts fill, '
+    f'as in {kind}:{example}',
   )
   coords = itertools.product(*map(range, reversed(sizes)))
   places = [

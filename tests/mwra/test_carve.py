@@ -174,18 +174,25 @@ def test_slices_of_powers_of_two_fill_1024_chips(name):
 @pytest.mark.parametrize('name', ['v5p:8x8x16', 'v5e:16x16'])
 def test_eight_policies_on_a_large_fleet(name):
   topology = topology_lib.named(name)
-  work = [30, 20, 12, 12, 8, 5, 3, 1]
   seconds = {
-    f'policy{i}': {n: w / n + 1e-3 for n in topology.sizes() if n >= 4}
-    for i, w in enumerate(work)
+    f'policy{i}': {n: work / n for n in topology.sizes() if n >= 4}
+    for i, work in enumerate([30, 20, 12, 12, 8, 5, 3, 1])
   }
   boxes = carve.carve(topology, seconds)
   devices = [topology.devices(box) for box in boxes.values()]
   assert len({*itertools.chain(*devices)}) == sum(map(len, devices))
-  # No placement is better than work that divides without remainder.
-  makespan = max(seconds[p][box.size] for p, box in boxes.items())
-  assert sum(work) / topology.size < makespan - 1e-3
-  assert makespan - 1e-3 < 1.1 * sum(work) / topology.size
+  # A bound for slices of any form: the fewest devices that meet the makespan.
+  bound = min(
+    makespan
+    for makespan in {t for times in seconds.values() for t in times.values()}
+    if sum(
+      min((n for n, t in times.items() if t <= makespan), default=math.inf)
+      for times in seconds.values()
+    )
+    <= topology.size
+  )
+  slowest = max(seconds[p][box.size] for p, box in boxes.items())
+  assert bound <= slowest < 1.05 * bound
   assert carve.carve(topology, seconds) == boxes
 
 
@@ -202,13 +209,13 @@ def test_the_error_for_too_few_devices_says_what_would_help():
 
 def test_the_error_names_the_policy_whose_sizes_no_slice_has():
   topology = topology_lib.named('v5e:4x4')
-  with pytest.raises(checks.InputError, match='policy a fits .* 5, 7 devices'):
+  with pytest.raises(checks.InputError, match=r'policy a fits .* 5, 7 devices'):
     carve.carve(topology, {'b': {1: 1.0}, 'a': {5: 1.0, 7: 0.5}})
 
 
 def test_the_error_for_slices_that_hosts_do_not_leave_room_for():
-  # Three devices each need the larger part of a host.
+  # One device is left in each host of four.
   topology = topology_lib.build([Place(process=i // 4) for i in range(8)])
-  seconds = {'a': {3: 1.0}, 'b': {2: 1.0}, 'c': {2: 1.0}}
+  seconds = {'a': {3: 1.0}, 'b': {3: 1.0}, 'c': {2: 1.0}}
   with pytest.raises(checks.InputError, match='either inside one host'):
     carve.carve(topology, seconds)

@@ -37,7 +37,7 @@ def test_devices_are_listed_as_jax_lists_them():
 
 
 @pytest.mark.parametrize(
-  'name, sizes',
+  ('name', 'sizes'),
   [
     ('v5e:2x2', [1, 2, 4]),
     ('v5e:2x4', [1, 2, 3, 4, 6, 8]),  # One host of eight.
@@ -53,11 +53,14 @@ def test_sizes_of_slices(name, sizes):
   assert topology_lib.named(name).sizes() == sizes
 
 
-def test_compact_boxes_come_first():
+def test_boxes_that_span_the_grid_come_first_and_then_compact_ones():
   v5p = topology_lib.named('v5p:4x4x4')
   shapes = [box.shape[1:] for box in v5p.boxes(16)]
-  assert shapes[0] == (2, 2, 4)
-  assert shapes[-1] == (4, 4, 1) or sum(shapes[-1]) >= 8
+  assert shapes[0] == (4, 4, 1)
+  shapes = list(dict.fromkeys(box.shape[1:] for box in v5p.boxes(8)))
+  assert shapes == [(2, 4, 1), (4, 2, 1), (2, 2, 2)]
+  v5e = topology_lib.named('v5e:8x8')
+  assert v5e.boxes(24)[0].shape[1:] == (4, 6)
 
 
 def test_devices_of_a_box_keep_hosts_together():
@@ -139,7 +142,7 @@ def test_hosts_that_are_no_equal_blocks_are_refused(places):
   'name', ['v5e:4', 'v5e:3x4', 'v5p:4x4', 'cpu', 'cpu:0', 'cpu:x', 'v5e:2xa']
 )
 def test_a_malformed_topology_is_refused_with_an_example(name):
-  with pytest.raises(checks.InputError, match='as in (v5e:2x2|v5p|cpu:8)'):
+  with pytest.raises(checks.InputError, match=r'as in (v5e:2x2|v5p|cpu:8)'):
     topology_lib.named(name)
 
 
