@@ -233,19 +233,16 @@ def _grid(name, places, indices):
   hosts = {}
   for i in indices:
     hosts.setdefault(places[i].process, []).append(coords[i])
-  bounds = [_bounds(host) for host in hosts.values()]
-  host = bounds[0][1]
+  blocks = {(_bounds(host)[1], len(host)) for host in hosts.values()}
+  host, count = min(blocks)
+  # Blocks of one shape that fill a grid are aligned in it.
   checks.require(
     len(at) == len(indices) == math.prod(shape)
-    and all(
-      here == host
-      and math.prod(host) == len(coords)
-      and not any((x - y) % n for x, y, n in zip(start, low, host, strict=True))
-      for (start, here), coords in zip(bounds, hosts.values(), strict=True)
-    ),
+    and len(blocks) == 1
+    and count == math.prod(host),
     f'the {len(indices)} devices of slice {name} are no full grid of equal '
-    f'hosts: they span {"x".join(map(str, shape))} with the cores of a chip, '
-    f'and host blocks of {sorted({here for _, here in bounds})}',
+    f'hosts: (cores, *chips) span {shape}, and those of a host '
+    f'{", ".join(str(block) for block, _ in sorted(blocks))}',
   )
   inside = itertools.product(*map(range, _flip(shape)))
   devices = tuple(

@@ -29,6 +29,8 @@ FLEETS = {
   '4x4': grid((4, 4), (2, 2)),
   '2x2x2': grid((2, 2, 2), (2, 2, 1)),
   '2x6': grid((2, 6), (2, 2)),
+  '2x5': grid((2, 5), (2, 5)),
+  'two slices of 2x5': grid((2, 5), (2, 5)) + grid((2, 5), (2, 5), slice=1),
   'two slices': grid((2, 2), (2, 1)) + grid((2, 4), (2, 2), slice=1),
   'line': [Place(process=0)] * 8,
   'line of hosts': [Place(process=i // 4) for i in range(8)],
@@ -139,15 +141,29 @@ def test_makespan_and_devices_are_those_of_brute_force():
 
 
 def test_a_size_that_cannot_be_placed_beside_the_others_is_not_chosen():
-  # Of six devices in a line of three hosts, a needs four; three for b, which is
-  # as fast on three as on two, are not in one host and no whole hosts.
-  topology = topology_lib.build([Place(process=i // 2) for i in range(6)])
-  seconds = {'a': {4: 1.0, 2: 9.0}, 'b': {3: 1.0, 2: 1.0, 1: 5.0}}
+  # Beside 2x3 of 2x5 chips there is room for 2x2, and not for a row of three.
+  topology = topology_lib.build(grid((2, 5), (2, 5)))
+  seconds = {'a': {6: 1.0, 8: 1.0}, 'b': {3: 1.0, 4: 1.0, 2: 5.0}}
   boxes = carve.carve(topology, seconds)
-  assert [topology.devices(box) for box in boxes.values()] == [
-    (0, 1, 2, 3),
-    (4, 5),
-  ]
+  assert [box.shape[1:] for box in boxes.values()] == [(2, 3), (2, 2)]
+
+
+def test_every_combination_of_sizes_is_tried():
+  # Only fours fit beside the sixes, so both policies have to change.
+  topology = topology_lib.build(FLEETS['two slices of 2x5'])
+  either = {3: 1.0, 4: 1.0}
+  seconds = {'a': {6: 1.0}, 'b': either, 'c': {6: 1.0}, 'd': either}
+  boxes = carve.carve(topology, seconds)
+  assert [box.size for box in boxes.values()] == [6, 4, 6, 4]
+
+
+def test_slices_are_placed_where_the_first_fit_leaves_no_room():
+  # The first fit puts 4 and 3 in one host of 8, and 3, 2 and 2 in the other.
+  topology = topology_lib.build([Place(process=i // 8) for i in range(16)])
+  sizes = [4, 3, 3, 2, 2, 2]
+  seconds = {f'policy{i}': {n: 1.0} for i, n in enumerate(sizes)}
+  boxes = carve.carve(topology, seconds)
+  assert [box.size for box in boxes.values()] == sizes
 
 
 def test_devices_that_shorten_no_round_stay_free():

@@ -128,8 +128,9 @@ def test_descriptions():
     [Place(process=0), Place(process=1), Place(process=1)],
     [Place(process=0, coords=(0, 0)), Place(process=0, coords=(1, 1))],
     [Place(process=i > 0, coords=(i, 0)) for i in range(3)],
-    # Two hosts that interleave.
+    # Two hosts that interleave, in a line and in a square.
     [Place(process=i % 2, coords=(i, 0)) for i in range(4)],
+    [Place(process=(x + y) % 2, coords=(x, y)) for x in (0, 1) for y in (0, 1)],
     [],
   ],
 )
