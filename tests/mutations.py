@@ -688,7 +688,7 @@ MUTATIONS = (
     'the most devices that meet the makespan',
     'mrl_jax/mwra/carve.py',
     'heapq.heappush(queue, (total + more, following))',
-    'heapq.heappush(queue, (-total - more, following))',
+    'heapq.heappush(queue, (total - more, following))',
     ('tests/mwra/test_carve.py',),
   ),
 )

@@ -27,10 +27,12 @@ def carve(
   places the largest box first, with backtracking. The least makespan is found
   by bisection, as a longer one admits all that a shorter one does.
 
-  The search is exact as long as it is exhaustive, which it is for a few
-  policies on tens of devices. Beyond its bounds an assignment counts as
-  impossible, and the next one is tried: the result is valid, but a shorter
-  makespan, or fewer devices, could exist.
+  The search is exact while it is exhaustive: tests compare it with brute force
+  for up to four policies on up to 20 devices. Beyond its bounds an assignment
+  counts as impossible, and the next one is tried: the result is valid, but a
+  shorter makespan, or fewer devices, could exist. For eight policies on 1,024
+  chips, with times inversely proportional to their devices, makespans were 1%
+  (at most 5%) above a bound that ignores the form of slices.
 
   Args:
     topology: all devices.
@@ -87,8 +89,8 @@ class _Search:
       return None
     budget = _MAKESPAN_TESTS
     first = (0,) * len(admitted)
-    # Every choice of sizes once: it follows from the one in which the last
-    # index that is not zero is less by one.
+    # Each choice is reached once: from the one in which its last index that is
+    # not zero is less by one.
     queue = [(sum(sizes[0] for sizes in admitted), first)]
     while queue and budget > 0:
       total, choice = heapq.heappop(queue)
@@ -144,9 +146,8 @@ class _Search:
     if not done:
       limit = tests + _TESTS
       done = extend(0, thorough=True)
-    self._placed[sizes] = done and [
-      boxes[j] for (boxes, *_), j in zip(tables, chosen, strict=True)
-    ]
+    pairs = zip(tables, chosen, strict=done)  # Without success, none is chosen.
+    self._placed[sizes] = [boxes[j] for (boxes, *_), j in pairs] or None
     return self._placed[sizes], tests
 
   def _boxes(self, n):

@@ -148,6 +148,14 @@ def test_a_size_that_cannot_be_placed_beside_the_others_is_not_chosen():
   assert [box.shape[1:] for box in boxes.values()] == [(2, 3), (2, 2)]
 
 
+def test_of_the_combinations_that_fit_the_one_of_fewest_devices_is_chosen():
+  # 6 + 3 fit nowhere; 6 + 4 and 10 + 4 do.
+  places = grid((2, 5), (2, 5)) + grid((2, 2), (2, 2), slice=1)
+  seconds = {'a': {6: 1.0, 10: 1.0}, 'b': {3: 1.0, 4: 1.0}}
+  boxes = carve.carve(topology_lib.build(places), seconds)
+  assert [box.size for box in boxes.values()] == [6, 4]
+
+
 def test_every_combination_of_sizes_is_tried():
   # Only fours fit beside the sixes, so both policies have to change.
   topology = topology_lib.build(FLEETS['two slices of 2x5'])
