@@ -26,8 +26,8 @@ class Chip:
   # data sheets give both directions together, which is twice that.
   link_bandwidth: float
   hosts: tuple[int, ...]  # Chips of a host along each dimension of the grid.
-  # The largest slice that is a single host, where that is larger than a host of
-  # several.
+  # The shape of the largest slice on a single host, where one host alone has more
+  # chips than each host of a larger slice.
   alone: tuple[int, ...] = ()
   cores: int = 1  # Devices of a chip.
 

@@ -1,10 +1,9 @@
 """Where devices are, and which sets of them can be the slice of a policy.
 
-The devices of a TPU slice form a grid, a line those of other accelerators. A
-policy gets a box of the grid: a rectangular part that lies inside one host's
-block of devices, or consists of whole blocks. Its devices are then connected
-without passing through those of another policy, and no host works for two
-policies of which one has further hosts.
+The devices of a TPU slice form a grid; CPU and GPU devices form a line. A policy
+gets a box of the grid: a rectangular part that lies inside one host's block of
+devices, or consists of whole blocks. Its devices then communicate over links
+between themselves only, and a policy on several hosts shares none of them.
 """
 
 from collections.abc import Sequence
