@@ -670,6 +670,27 @@ MUTATIONS = (
     'len(bad) <= len(prompts),',
     ('tests/training/test_inputs.py',),
   ),
+  Mutation(
+    'slices of policies overlap',
+    'mrl_jax/mwra/carve.py',
+    'if extend(taken | bits[j], thorough):',
+    'if extend(taken, thorough):',
+    ('tests/mwra/test_carve.py',),
+  ),
+  Mutation(
+    'a slice has parts of two hosts',
+    'mrl_jax/mwra/topology.py',
+    'x % host + extent <= host if extent < host',
+    'True if extent < host',
+    ('tests/mwra/test_carve.py',),
+  ),
+  Mutation(
+    'the most devices that meet the makespan',
+    'mrl_jax/mwra/carve.py',
+    'heapq.heappush(queue, (total + more, following))',
+    'heapq.heappush(queue, (total - more, following))',
+    ('tests/mwra/test_carve.py',),
+  ),
 )
 
 

@@ -1,0 +1,138 @@
+"""The accelerators that slices are planned for, with the source of each figure.
+
+Figures are those of one device as jax lists it. A device is a chip, with two
+exceptions: a chip of tpu7x is two devices, each with half of everything; and
+v4, whose two cores are one device on hardware, is listed as two devices a chip
+in topologies for ahead-of-time compilation, where the figures do not hold.
+"""
+
+import dataclasses
+import math
+
+from mrl_jax import checks
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+  """What one device of an accelerator holds and how fast it is."""
+
+  kinds: tuple[str, ...]  # Names in `jax.Device.device_kind`.
+  hbm_bytes: float  # Memory that programs can use.
+  flops: float  # Peak bf16 operations a second, without sparsity.
+  hbm_bandwidth: float  # Bytes a second.
+  # Bytes a second that a device sends over all its links (ICI, NVLink) together;
+  # data sheets give both directions together, which is twice that.
+  link_bandwidth: float
+  hosts: tuple[int, ...]  # Chips of a host along each dimension of the grid.
+  # The shape of the largest slice on a single host, where one host alone has more
+  # chips than each host of a larger slice.
+  alone: tuple[int, ...] = ()
+  cores: int = 1  # Devices of a chip.
+
+
+# Memory of TPUs: "exceeds available HBM" in the error of a program that is too
+# large, compiled ahead of time with libtpu 0.0.42. Hosts of TPUs: the
+# process_index of devices in `jax.experimental.topologies`; slices of up to
+# eight v5e or v6e chips also come as one host (ct5lp-hightpu-8t,
+# ct6e-standard-8t in the pages below). jax names kinds in
+# jax/_src/pallas/mosaic/tpu_info.py.
+CHIPS = {
+  # https://cloud.google.com/tpu/docs/v4: 275 TFLOPs, 1200 GBps. Memory:
+  # github.com/erfanzar/EasyDeL/issues/166 ("of 30.75G hbm"). Links: six of
+  # 45 GB/s, https://jax-ml.github.io/scaling-book/tpus.
+  'v4': Chip(
+    kinds=('TPU v4',),
+    hbm_bytes=30.75 * _GIB,
+    flops=275e12,
+    hbm_bandwidth=1.2e12,
+    link_bandwidth=270e9,
+    hosts=(2, 2, 1),
+  ),
+  # https://cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 819 GBps, ICI of 400 GBps
+  # both ways.
+  'v5e': Chip(
+    kinds=('TPU v5 lite', 'TPU v5e'),
+    hbm_bytes=15.75 * _GIB,
+    flops=197e12,
+    hbm_bandwidth=819e9,
+    link_bandwidth=200e9,
+    hosts=(2, 2),
+    alone=(2, 4),
+  ),
+  # https://cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 2765 GBps, ICI of
+  # 1200 GBps both ways.
+  'v5p': Chip(
+    kinds=('TPU v5', 'TPU v5p'),
+    hbm_bytes=95.73 * _GIB,
+    flops=459e12,
+    hbm_bandwidth=2765e9,
+    link_bandwidth=600e9,
+    hosts=(2, 2, 1),
+  ),
+  # https://cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 1638 GBps, ICI of 800 GBps
+  # both ways.
+  'v6e': Chip(
+    kinds=('TPU v6 lite', 'TPU v6e'),
+    hbm_bytes=31.24 * _GIB,
+    flops=918e12,
+    hbm_bandwidth=1638e9,
+    link_bandwidth=400e9,
+    hosts=(2, 2),
+    alone=(2, 4),
+  ),
+  # https://cloud.google.com/tpu/docs/tpu7x, halved for two devices a chip: 2307
+  # TFLOPs, 7380 GBps, ICI of 1200 GBps both ways.
+  'tpu7x': Chip(
+    kinds=('TPU7x',),
+    hbm_bytes=94.74 * _GIB,
+    flops=2307e12 / 2,
+    hbm_bandwidth=7380e9 / 2,
+    link_bandwidth=300e9,
+    hosts=(2, 2, 1),
+    cores=2,
+  ),
+  # https://www.nvidia.com/en-us/data-center/h100, the SXM column: 1,979 TFLOPS
+  # with sparsity, 80 GB, 3.35 TB/s, NVLink of 900 GB/s both ways. DGX H100 has
+  # eight.
+  'h100': Chip(
+    kinds=('NVIDIA H100 80GB HBM3',),
+    hbm_bytes=80e9,
+    flops=1979e12 / 2,
+    hbm_bandwidth=3.35e12,
+    link_bandwidth=450e9,
+    hosts=(8,),
+  ),
+  # https://www.nvidia.com/en-us/data-center/h200, the SXM column: 1,979 TFLOPS
+  # with sparsity, 141 GB, 4.8 TB/s, NVLink of 900 GB/s both ways.
+  'h200': Chip(
+    kinds=('NVIDIA H200',),
+    hbm_bytes=141e9,
+    flops=1979e12 / 2,
+    hbm_bandwidth=4.8e12,
+    link_bandwidth=450e9,
+    hosts=(8,),
+  ),
+  # Devices emulated on one machine share its memory and cores: the figures are
+  # of the right order for a core, and only their ratios matter.
+  'cpu': Chip(
+    kinds=('cpu',),
+    hbm_bytes=math.inf,
+    flops=5e10,
+    hbm_bandwidth=1e10,
+    link_bandwidth=5e9,
+    hosts=(math.inf,),
+  ),
+}
+
+
+def by_kind(kind: str) -> Chip:
+  """The chip that jax calls `kind`; raises InputError for one not in the table."""
+  kinds = {kind: chip for chip in CHIPS.values() for kind in chip.kinds}
+  return checks.choose(kind, kinds, 'kind of device')
+
+
+def by_topology(name: str) -> Chip:
+  """The chip of a topology's name such as 'v5e:2x4'."""
+  return checks.choose(name.partition(':')[0], CHIPS, 'accelerator')
