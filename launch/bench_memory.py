@@ -50,6 +50,7 @@ def run() -> bench_tools.Result:
     head_dim=64,
   )
   _, params, frozen = decoder.abstract(model)
+  grads = jax.eval_shape(update.build_zeros(model, mesh))
 
   def shape(length, dtype=jnp.float32):
     return jax.ShapeDtypeStruct((1, _ROWS.value, length), dtype)
@@ -66,8 +67,9 @@ def run() -> bench_tools.Result:
     mini_batch_B1=shape(1),
   )
 
-  def temporary_mib(program):
-    compiled = program.lower(params, frozen, micro_batch).compile()
+  def temporary_mib(program, *before):
+    args = *before, params, frozen, micro_batch
+    compiled = program.lower(*args).compile()
     return compiled.memory_analysis().temp_size_in_bytes / 2**20
 
   tokens, rows = _ROWS.value * length, {}
@@ -79,7 +81,7 @@ def run() -> bench_tools.Result:
     with jax.set_mesh(mesh):
       rows[f'{chunk} tokens a chunk'] = {
         'scoring, MiB': temporary_mib(score),
-        'gradient, MiB': temporary_mib(differentiate),
+        'gradient, MiB': temporary_mib(differentiate, grads),
       }
   about = {
     'tokens': tokens,

@@ -74,23 +74,10 @@ def token_scores(
 ):
   """Scores of the targets, computed for a chunk of positions at a time.
 
-  Every device scores its own rows. The matrix of the head is gathered before
-  the first chunk, and its gradient is summed over the devices after the last.
+  The matrix of the head is gathered before the first chunk, and its gradient is
+  summed over the devices after the last.
   """
-  batch, length = targets_BT.shape
-  step = max(1, min(length, chunk // batch))
-
-  def by_chunk(x_BT):
-    """Pads T to a multiple of `step`; returns [chunks, B, step, ...]."""
-    pad = [(0, 0)] * x_BT.ndim
-    pad[1] = (0, -length % step)
-    x_BT = jnp.pad(x_BT, pad)
-    x_BT = x_BT.reshape(x_BT.shape[0], -1, step, *x_BT.shape[2:])
-    return jnp.moveaxis(x_BT, 1, 0)
-
-  def joined(chunks):
-    chunks = jnp.moveaxis(chunks, 0, 1)
-    return chunks.reshape(chunks.shape[0], -1)[:, :length]
+  step = max(1, chunk // len(targets_BT))
 
   def local(unembed_DV, hidden_BTD, targets_BT):
     # The gradients of chunks are summed in float32.
@@ -105,11 +92,26 @@ def token_scores(
       entropy_BT = softmax_entropy(logits_BTV) if entropy else None
       return Scores(log_prob(logits_BTV, targets_BT), entropy_BT)
 
-    if step == length:
-      return score(hidden_BTD, targets_BT)
-    chunks = jax.lax.map(
-      lambda xs: score(*xs), (by_chunk(hidden_BTD), by_chunk(targets_BT))
-    )
-    return jax.tree.map(joined, chunks)
+    return _by_chunk(score, step, hidden_BTD, targets_BT)
 
-  return sharding.by_row(local, decoder.unembed(), hidden_BTD, targets_BT)
+  return sharding.by_token(local, decoder.unembed(), hidden_BTD, targets_BT)
+
+
+def _by_chunk(function, step, *arrays):
+  """Applies a function of arrays [B, T, ...] to `step` positions at a time."""
+  batch, length = arrays[0].shape[:2]
+  if step >= length:
+    return function(*arrays)
+
+  def split(x_BT):
+    """Pads T to a multiple of `step`; returns [chunks, B, step, ...]."""
+    pad = [(0, 0)] * x_BT.ndim
+    pad[1] = (0, -length % step)
+    x_BT = jnp.pad(x_BT, pad).reshape(batch, -1, step, *x_BT.shape[2:])
+    return jnp.moveaxis(x_BT, 1, 0)
+
+  def join(chunks):
+    return jnp.moveaxis(chunks, 0, 1).reshape(batch, -1)[:, :length]
+
+  chunks = jax.lax.map(lambda xs: function(*xs), tuple(map(split, arrays)))
+  return jax.tree.map(join, chunks)

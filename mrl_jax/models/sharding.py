@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -103,28 +104,34 @@ def by_device(function: Callable, inputs, outputs) -> Callable:
   )
 
 
-def by_row(function: Callable, matrix: jax.Array, *rows: jax.Array):
-  """Applies `function(matrix, *rows)` to the rows that each device has.
+def by_token(function: Callable, matrix: jax.Array, *arrays: jax.Array):
+  """Applies `function(matrix, *arrays)` to the tokens that each device has.
 
-  The first axis of the matrix is sharded over fsdp. It is gathered once, and its
-  gradient is summed over the devices once: `function` may use it many times.
+  Arrays [B, T, ...] have their rows on the devices of `ROWS`, and their
+  positions on those of the tensor axis; so has the result. The matrix is gathered
+  once, and its gradient is summed over the devices once: `function` may use it
+  many times.
   """
-  if jax.sharding.get_abstract_mesh().empty:
-    return function(matrix, *rows)
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return function(matrix, *arrays)
 
-  def local(part, *rows):
+  def local(part, *arrays):
     # By an axis of its own: on TPU, XLA would sum with an all-reduce otherwise.
     parts = jax.lax.all_gather(part, 'fsdp')
-    return function(parts.reshape(-1, *part.shape[1:]), *rows)
+    return function(parts.reshape(-1, *part.shape[1:]), *arrays)
 
-  places = PartitionSpec(ROWS)
-  return jax.shard_map(
-    local,
-    in_specs=(PartitionSpec('fsdp'), *(places for _ in rows)),
-    out_specs=places,
-    axis_names={*ROWS},
-    check_vma=False,
-  )(matrix, *rows)
+  length, tokens = arrays[0].shape[1], PartitionSpec(ROWS, 'tensor')
+  extra = -length % mesh.shape['tensor']
+  result = by_device(
+    local, (PartitionSpec('fsdp'), *(tokens for _ in arrays)), tokens
+  )(
+    matrix,
+    *(
+      jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2)) for x in arrays
+    ),
+  )
+  return jax.tree.map(lambda x_BT: x_BT[:, :length], result)
 
 
 def lookup(embed_VD: jax.Array, tokens_BT: jax.Array, dtype: str) -> jax.Array:
@@ -141,10 +148,7 @@ def lookup(embed_VD: jax.Array, tokens_BT: jax.Array, dtype: str) -> jax.Array:
     x_BTd = embed_Vd[tokens_BT].astype(dtype)
     return jax.lax.all_to_all(x_BTd, 'fsdp', 0, 2, tiled=True)
 
-  return jax.shard_map(
-    local,
-    in_specs=(PartitionSpec(None, 'fsdp'), PartitionSpec(ROWS)),
-    out_specs=PartitionSpec(ROWS),
-    axis_names={*ROWS},
-    check_vma=False,
-  )(embed_VD, tokens_BT)
+  rows = PartitionSpec(ROWS)
+  return by_device(local, (PartitionSpec(None, 'fsdp'), rows), rows)(
+    embed_VD, tokens_BT
+  )

@@ -43,13 +43,43 @@ def build(
     for name, objective in objectives.items()
   }
 
+  zeros, apply = build_zeros(spec.model, spec.mesh), build_apply(spec)
+
+  def update(
+    state: state_lib.TrainState,
+    parts: Mapping[str, objectives_lib.PackedRows],
+    frozen: nnx.State = decoder.NO_PARAMS,
+  ):
+    statistics = {}
+    with jax.set_mesh(spec.mesh):
+      grads = zeros()
+      for name, rows in parts.items():
+        grads, sums = gradients[name](grads, state.params, frozen, rows)
+        statistics |= {f'{name}/{key}': value for key, value in sums.items()}
+      state, statistics['grad_norm'] = apply(state, grads)
+    return state, statistics
+
+  return update
+
+
+def build_zeros(model: ModelConfig, mesh: Mesh):
+  """Jits `zeros() -> grads`, in float32 whatever the dtype of the parameters."""
+  _, params, _ = decoder.abstract(model)
+  return jax.jit(
+    lambda: jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
+    out_shardings=sharding.params(params, mesh),
+  )
+
+
+def build_apply(spec: state_lib.StateSpec):
+  """Jits `apply(state, grads) -> (state, norm of grads)`; it consumes both."""
+
   @functools.partial(
     jax.jit,
     out_shardings=(spec.shardings(), sharding.replicated(spec.mesh)),
-    donate_argnums=0,
+    donate_argnums=(0, 1),
   )
-  def apply(state: state_lib.TrainState, grads_of_parts):
-    grads = functools.reduce(optax.tree_utils.tree_add, grads_of_parts)
+  def apply(state: state_lib.TrainState, grads):
     updates, opt_state = spec.optimizer.update(
       grads, state.opt_state, state.params
     )
@@ -59,21 +89,7 @@ def build(
     )
     return state, optax.global_norm(grads)
 
-  def update(
-    state: state_lib.TrainState,
-    parts: Mapping[str, objectives_lib.PackedRows],
-    frozen: nnx.State = decoder.NO_PARAMS,
-  ):
-    grads, statistics = [], {}
-    with jax.set_mesh(spec.mesh):
-      for name, rows in parts.items():
-        part_grads, sums = gradients[name](state.params, frozen, rows)
-        grads.append(part_grads)
-        statistics |= {f'{name}/{key}': value for key, value in sums.items()}
-      state, statistics['grad_norm'] = apply(state, grads)
-    return state, statistics
-
-  return update
+  return apply
 
 
 def build_gradient(
@@ -83,15 +99,15 @@ def build_gradient(
   logit_chunk: int,
   temperature: float = 1.0,
 ):
-  """Jits `gradient(params, frozen, rows) -> (grads, statistics)` of a part.
+  """Jits `gradient(grads, params, frozen, rows) -> (grads, statistics)`.
 
-  Gradients of micro-batches are summed in float32, whatever the dtype of the
-  parameters.
+  It adds the gradients of a part, one micro-batch after another, to `grads`,
+  which it consumes.
   """
   graphdef, *parts = decoder.abstract(model)
   places = [sharding.params(part, mesh) for part in parts]
 
-  def gradient(params, frozen, rows: objectives_lib.PackedRows):
+  def gradient(grads, params, frozen, rows: objectives_lib.PackedRows):
     def loss(params, micro):
       network = nnx.merge(graphdef, params, frozen)
       scores = _scores(
@@ -107,8 +123,7 @@ def build_gradient(
       grads = optax.tree_utils.tree_add(grads, micro_grads)
       return grads, {'loss': value, **sums}
 
-    zeros = optax.tree_utils.tree_zeros_like(params, jnp.float32)
-    grads, by_micro = jax.lax.scan(accumulate, zeros, rows)
+    grads, by_micro = jax.lax.scan(accumulate, grads, rows)
     return grads, {
       name: x_M.max(0) if name.startswith('max_') else x_M.sum(0)
       for name, x_M in by_micro.items()
@@ -116,8 +131,9 @@ def build_gradient(
 
   return jax.jit(
     gradient,
-    in_shardings=(*places, sharding.rows(mesh, 1)),
+    in_shardings=(places[0], *places, sharding.rows(mesh, 1)),
     out_shardings=(places[0], sharding.replicated(mesh)),
+    donate_argnums=0,
   )
 
 

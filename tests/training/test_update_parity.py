@@ -89,7 +89,8 @@ def test_the_loss_and_its_gradient_are_those_of_torch(tmp_path):
     logit_chunk=8,
   )
   stacked = jax.tree.map(lambda x: x.reshape(2, 2, -1), rows())
-  grads, statistics = gradient(params, decoder.NO_PARAMS, stacked)
+  zeros = update.build_zeros(model, decoders.mesh(1, 1, 1))()
+  grads, statistics = gradient(zeros, params, decoder.NO_PARAMS, stacked)
   assert float(statistics['loss']) == pytest.approx(expected, abs=1e-5)
   tensors = parameters.tensors(model)
   reference = dict(theirs.named_parameters())

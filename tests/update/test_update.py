@@ -71,7 +71,14 @@ def run(shape, *batches):
 
 @functools.cache
 def gradient():
-  return update.build_gradient(MODEL, mesh(*ONE), SURROGATE, 64)
+  return gradient_of(MODEL)
+
+
+def gradient_of(model):
+  """Maps (params, rows) to (gradients, statistics)."""
+  zeros = update.build_zeros(model, mesh(*ONE))
+  add = update.build_gradient(model, mesh(*ONE), SURROGATE, 64)
+  return lambda params, rows: add(zeros(), params, decoder.NO_PARAMS, rows)
 
 
 def rows(micro=1, size=8, seed=0) -> objectives.PackedRows:
@@ -167,9 +174,9 @@ def test_the_gradient_is_that_of_finite_differences():
   rate = 1e-3
   state, _, _ = built(ONE)
   with jax.set_mesh(mesh(*ONE)):
-    grads, before = gradient()(state.params, decoder.NO_PARAMS, rows())
+    grads, before = gradient()(state.params, rows())
     moved = jax.tree.map(lambda p, g: p - rate * g, state.params, grads)
-    _, after = gradient()(moved, decoder.NO_PARAMS, rows())
+    _, after = gradient()(moved, rows())
   fall = float(before['loss'] - after['loss'])
   square = float(optax.global_norm(grads)) ** 2
   assert fall == pytest.approx(rate * square, rel=0.05)
@@ -250,10 +257,8 @@ def test_only_adapters_learn():
 def test_micro_batches_of_bfloat16_parameters_are_summed_in_float32():
   model = examples.model(num_layers=1, param_dtype='bfloat16')
   params = spec(model=model).random_params(jax.random.key(0))
-  summed = update.build_gradient(model, mesh(*ONE), SURROGATE, 64)
-  whole, parts = (
-    summed(params, decoder.NO_PARAMS, rows(micro))[0] for micro in (1, 8)
-  )
+  summed = gradient_of(model)
+  whole, parts = (summed(params, rows(micro))[0] for micro in (1, 8))
   assert {str(x.dtype) for x in jax.tree.leaves(parts)} == {'float32'}
   for x, y in zip(*map(jax.tree.leaves, (whole, parts)), strict=True):
     np.testing.assert_allclose(x, y, atol=0.02 * np.abs(x).max())
