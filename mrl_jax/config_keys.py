@@ -266,6 +266,10 @@ POLICY = {
   'model.remat': Key(
     'none', 'What the backward pass recomputes.', choices='architecture:REMAT'
   ),
+  # By default by platform and length; see models/attention.py.
+  'model.attention': Key(
+    'auto', 'How it is computed.', choices='architecture:ATTENTION'
+  ),
   **{
     f'model.{size}': Key(least, 'Of a random model.', least)
     for size, least in (

@@ -22,7 +22,8 @@ from mrl_jax.models import sharding
 
 LONG = 512  # Tokens of a row.
 _MASKED = -1e30  # Finite: a token that attends to nothing would become NaN.
-_BLOCK = 512  # The most queries, or keys, of a block.
+_BLOCK = 512  # The most queries, or keys, of a block of the TPU kernel.
+_CPU_BLOCK = 256  # And of `blockwise`.
 _LANES = 128  # Divides the lengths of the TPU kernel.
 _BY_PLATFORM = {'tpu': 'splash', 'gpu': 'cudnn', 'cuda': 'cudnn'}
 
@@ -119,7 +120,7 @@ def _plain(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
 
 def _blocks(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
   length = valid_BT.shape[1]
-  block = min(_BLOCK, length)
+  block = min(_CPU_BLOCK, length)
   whole = _multiple(length, block)
   q_BHTE, k_BKTE, v_BKTE = (_pad(x, whole) for x in (q_BHTE, k_BKTE, v_BKTE))
   out_BKRTE = blockwise.attention(

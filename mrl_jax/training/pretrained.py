@@ -26,7 +26,8 @@ def architecture(
 
   Raises InputError if the decoder cannot compute the model at the path.
   """
-  fields = {key: policy.model[key] for key in ('dtype', 'param_dtype', 'remat')}
+  shared = ('dtype', 'param_dtype', 'remat', 'attention')
+  fields = {key: policy.model[key] for key in shared}
   if policy.lora.rank:
     fields['lora'] = Lora(**policy.lora)
   if policy.path:

@@ -72,12 +72,12 @@ def build_zeros(model: ModelConfig, mesh: Mesh):
 
 
 def build_apply(spec: state_lib.StateSpec):
-  """Jits `apply(state, grads) -> (state, norm of grads)`; it consumes both."""
+  """Jits `apply(state, grads) -> (state, norm of grads)`; it consumes the state."""
 
   @functools.partial(
     jax.jit,
     out_shardings=(spec.shardings(), sharding.replicated(spec.mesh)),
-    donate_argnums=(0, 1),
+    donate_argnums=0,
   )
   def apply(state: state_lib.TrainState, grads):
     updates, opt_state = spec.optimizer.update(

@@ -6,12 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mrl_jax.architecture import Layer
+from mrl_jax.architecture import Lora
 from mrl_jax.architecture import Rope
 from mrl_jax.models import attention
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import rope
 from tests import decoders
+from tests import examples
 
 FAMILIES = pytest.mark.parametrize('family', sorted(families.FAMILIES))
 TOKENS_BT = np.random.default_rng(1).integers(0, 48, (2, 8))
@@ -126,19 +129,19 @@ def test_left_padding_changes_no_logit(family):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def decode(graphdef, params, token_B1, slot, cache):
+def decode(graphdef, params, token_B1, slot, cache, first_B=(0, 0)):
   """Logits after the token in `slot`, from the cached keys and values."""
-  decoder = nnx.merge(graphdef, params)
-  first_B = jnp.zeros(2, jnp.int32)
+  decoder, first_B = nnx.merge(graphdef, params), jnp.asarray(first_B)
   hidden_B1D, cache = decoder.step(token_B1, first_B, slot, cache)
   return decoder.logits(hidden_B1D)[:, 0], cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def read(graphdef, params, tokens_BC, slots):
-  """Logits after the prompts, which have no padding, and their cache."""
+def read(graphdef, params, tokens_BC, slots, valid_BC=True):
+  """Logits after the prompts, and their cache."""
   decoder = nnx.merge(graphdef, params)
-  hidden_B1D, cache = decoder.prefill(tokens_BC, tokens_BC >= 0, slots)
+  valid_BC = jnp.broadcast_to(valid_BC, tokens_BC.shape)
+  hidden_B1D, cache = decoder.prefill(tokens_BC, valid_BC, slots)
   return decoder.logits(hidden_B1D)[:, 0], cache
 
 
@@ -153,6 +156,30 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_full_forward(family):
     token_B1 = TOKENS_BT[:, slot : slot + 1]
     logits_BV, cache = decode(*split, token_B1, slot, cache)
     np.testing.assert_allclose(logits_BV, expected_BTV[:, slot], atol=1e-5)
+
+
+def test_windows_keep_the_last_tokens_while_decoding():
+  decoder = decoders.decoder(layers=(Layer(window=3), Layer(rope=None)))
+  valid_BT = np.arange(8)[None, :] >= np.array([[0], [2]])
+  expected_BTV = decoders.logits(decoder, TOKENS_BT, valid_BT)
+  graphdef, params = nnx.split(decoder)
+  logits_BV, cache = read(
+    graphdef, params, TOKENS_BT[:, :5], 8, valid_BT[:, :5]
+  )
+  assert [k_BKSE.shape[2] for k_BKSE, _ in cache] == [3, 8]
+  np.testing.assert_allclose(logits_BV, expected_BTV[:, 4], atol=1e-5)
+  for slot in range(5, 8):
+    token_B1 = TOKENS_BT[:, slot : slot + 1]
+    logits_BV, cache = decode(
+      graphdef, params, token_B1, slot, cache, np.array([0, 2])
+    )
+    np.testing.assert_allclose(logits_BV, expected_BTV[:, slot], atol=1e-5)
+
+
+def test_positions_are_counted_from_the_first_token():
+  valid_BT = np.array([[0, 0, 1, 1], [1, 1, 1, 0]], bool)
+  positions_BT = decoder_lib.positions(valid_BT)
+  np.testing.assert_array_equal(positions_BT[valid_BT], [0, 1, 0, 1, 2])
 
 
 def test_grouped_queries_share_their_key_and_value():
@@ -213,6 +240,53 @@ def test_remat_changes_neither_value_nor_gradient(remat, recomputed):
   for x, y in zip(gradients, same_gradients, strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
   assert more_products - products == recomputed
+
+
+def differentiated(network):
+  """Value and gradients of a sum of hidden states, and whether it scans."""
+  graphdef, params = nnx.split(network)
+
+  @jax.jit
+  @jax.value_and_grad
+  def total(params):
+    valid_BT = np.arange(8)[None, :] >= np.array([[0], [2]])
+    hidden_BTD = nnx.merge(graphdef, params)(TOKENS_BT, valid_BT)
+    return (hidden_BTD * jnp.arange(32.0)[None, None, :]).sum()
+
+  traced = total.trace(params)
+  return *traced.lower().compile()(params), 'scan[' in str(traced.jaxpr)
+
+
+# Three groups of three layers, and the first layer of a fourth.
+LAYERS = (Layer(window=3), Layer(rope=None), Layer())
+LORA = Lora(rank=2, alpha=4, target_modules=('q_proj', 'down_proj'))
+
+
+@pytest.mark.parametrize('changes', [{}, {'remat': 'block'}, {'lora': LORA}])
+def test_a_scan_over_groups_of_layers_changes_nothing(changes, monkeypatch):
+  network = decoders.decoder('qwen', num_layers=10, layers=LAYERS, **changes)
+  value, gradients, scans = differentiated(network)
+  monkeypatch.setattr(decoder_lib, '_MANY', 11)
+  expected, expected_gradients, unrolled = differentiated(network)
+  assert (scans, unrolled) == (True, False)
+  assert float(value) == pytest.approx(float(expected), rel=1e-5)
+  for x, y in zip(
+    *map(jax.tree.leaves, (gradients, expected_gradients)), strict=True
+  ):
+    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-3)
+
+
+def test_a_pattern_is_the_shortest_that_repeats():
+  full, window = Layer(), Layer(window=4)
+
+  def pattern(layers, count):
+    return examples.model(layers=layers, num_layers=count).pattern
+
+  assert pattern((full,), 3) == (full,)
+  assert pattern((full,) * 4, 4) == (full,)
+  assert pattern((window, full) * 2, 4) == (window, full)
+  # Gemma 3: the last group may be cut short.
+  assert pattern((window, window, full), 5) == (window, window, full)
 
 
 def test_casting_parameters_beforehand_changes_no_bit_of_the_logits():

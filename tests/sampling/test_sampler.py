@@ -215,3 +215,16 @@ def test_a_mesh_gives_the_samples_of_one_device():
       np.int32(0),
     )
   assert_equal(samples, sample(), atol=1e-5)
+
+
+def test_stages_of_the_cache_change_no_sample(monkeypatch):
+  assert sampler.stages(4096) == [512, 1024, 2048, 4096]
+  assert sampler.stages(1023) == [1023]
+  assert sampler.stages(1500) == [750, 1500]
+  expected = sample(seed=5, stop_ids=NO_STOP_IDS)
+  monkeypatch.setattr(sampler, '_FIRST_STAGE', 2)
+  assert sampler.stages(LENGTH) == [3, 5, 10]
+  _sample.clear_cache()
+  found = sample(seed=5, stop_ids=NO_STOP_IDS)
+  assert_equal(found, expected, atol=1e-5)
+  _sample.clear_cache()
