@@ -178,9 +178,8 @@ def _cudnn(
   if cap:
     raise ValueError("attention 'cudnn' has no soft cap; choose 'blocks'")
   first_B, count_B = jnp.argmax(valid_BT, 1), valid_BT.sum(1, dtype=jnp.int32)
-  roll = jax.vmap(functools.partial(jnp.roll, axis=0))  # Of x_BTHE.
   out_BTHE = jax.nn.dot_product_attention(
-    *(roll(x.swapaxes(1, 2), -first_B) for x in (q_BHTE, k_BKTE, v_BKTE)),
+    *(_roll(x.swapaxes(1, 2), -first_B) for x in (q_BHTE, k_BKTE, v_BKTE)),
     scale=scale,
     is_causal=True,
     query_seq_lengths=count_B,
@@ -188,7 +187,19 @@ def _cudnn(
     local_window_size=(window - 1, 0) if window else None,
     implementation=implementation,
   )
-  return roll(out_BTHE, first_B).swapaxes(1, 2)
+  return _roll(out_BTHE, first_B).swapaxes(1, 2)
+
+
+@jax.custom_vjp
+def _roll(x_BTHE, shift_B):
+  """Rolls the tokens of each row; jax would compute the gradient by a scatter."""
+  return jax.vmap(functools.partial(jnp.roll, axis=0))(x_BTHE, shift_B)
+
+
+_roll.defvjp(
+  lambda x_BTHE, shift_B: (_roll(x_BTHE, shift_B), shift_B),
+  lambda shift_B, d_BTHE: (_roll(d_BTHE, -shift_B), None),
+)
 
 
 def _multiple(n, of):

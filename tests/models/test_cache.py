@@ -7,7 +7,6 @@ from mrl_jax.architecture import Layer
 from mrl_jax.models import cache
 from tests import examples
 
-
 write = jax.jit(cache.write)
 
 
