@@ -48,3 +48,49 @@ def test_by_rows_spreads_rows_over_a_mesh():
   with jax.set_mesh(decoders.mesh(2, 2, 2)):
     placed = jax.jit(sharding.by_rows)(np.ones((4, 2), np.float32))
   assert placed.addressable_shards[0].data.shape == (1, 2)
+
+
+def on_a_mesh_and_without(function, shape, *args):
+  """Values and gradients in the first argument, computed in both ways."""
+
+  def total(matrix, *rest):
+    out = function(matrix, *rest)
+    return (
+      out * np.arange(out.size, dtype=np.float32).reshape(out.shape)
+    ).sum()
+
+  differentiated = jax.value_and_grad(total)
+  with jax.set_mesh(decoders.mesh(*shape)):
+    on_mesh = jax.jit(differentiated)(*args)
+  return on_mesh, jax.jit(lambda *args: differentiated(*args))(*args)
+
+
+MESHES = pytest.mark.parametrize('shape', [(2, 2, 2), (1, 4, 1), (4, 1, 2)])
+
+
+@MESHES
+def test_tokens_are_looked_up_on_a_mesh_as_without_one(shape):
+  rng = np.random.default_rng(0)
+  embed_VD = rng.normal(size=(6, 8)).astype(np.float32)
+  tokens_BT = rng.integers(0, 6, (8, 3))
+
+  def look_up(embed_VD, tokens_BT):
+    return sharding.lookup(embed_VD, tokens_BT, 'float32')
+
+  found, expected = on_a_mesh_and_without(look_up, shape, embed_VD, tokens_BT)
+  for x, y in zip(found, expected, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+@MESHES
+def test_a_matrix_is_applied_to_the_tokens_of_each_device(shape):
+  rng = np.random.default_rng(0)
+  matrix_DV = rng.normal(size=(8, 6)).astype(np.float32)
+  x_BTD = rng.normal(size=(8, 3, 8)).astype(np.float32)
+
+  def apply(matrix_DV, x_BTD):
+    return sharding.by_token(lambda m, x: (x @ m).sum(-1), matrix_DV, x_BTD)
+
+  found, expected = on_a_mesh_and_without(apply, shape, matrix_DV, x_BTD)
+  for x, y in zip(found, expected, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-5)
