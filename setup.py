@@ -43,6 +43,8 @@ setuptools.setup(
       *('hypothesis', 'ipykernel', 'nbclient', 'pytest', 'trustme'),
       _MATH,
     ],
+    # On TPU VMs and, elsewhere, for `launch/plan.py --topology`.
+    'tpu': ['jax[tpu]'],
     'lint': ['pre-commit', 'ruff==0.17.5'],
   },
 )

@@ -22,7 +22,7 @@ from rich import console as console_lib
 # Config files import the one they start from; they are not installed.
 sys.path.insert(0, os.fspath(pathlib.Path(__file__).resolve().parents[1]))
 
-_CONFIG = config_flags.DEFINE_config_file(
+CONFIG = config_flags.DEFINE_config_file(
   'config', lock_config=True, help_string='A file of configs/.'
 )
 _WORKDIR = flags.DEFINE_string(
@@ -46,7 +46,7 @@ def main(_):
 
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
-  config = _CONFIG.value
+  config = CONFIG.value
   workdir = _WORKDIR.value or os.path.join(
     'runs', f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}'
   )
@@ -150,7 +150,7 @@ def parse(argv):
   """Parses flags; reports a mistake in them without a traceback."""
   try:
     rest = app.parse_flags_with_usage(argv)
-    _CONFIG.value.keys()  # A file that could not be read fails here.
+    CONFIG.value.keys()  # A file that could not be read fails here.
   except OSError as error:
     sys.exit(f'--config: {str(error).splitlines()[-1].strip()}')
   except (AttributeError, KeyError) as error:

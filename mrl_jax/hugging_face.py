@@ -175,6 +175,11 @@ def load_config(path: str) -> dict:
   return _load('AutoConfig', 'config of a model', path).to_dict()
 
 
+def with_defaults(values: Mapping) -> dict:
+  """The `values` of a model's config, with the defaults of its family."""
+  return _transformers().AutoConfig.for_model(**values).to_dict()
+
+
 def _load(kind, what, path):
   try:
     auto = getattr(_transformers(), kind)

@@ -34,6 +34,27 @@ _MODELS = 'mrl_jax/models/'
 
 MUTATIONS = (
   Mutation(
+    'every fusion that overlaps a collective counts as one',
+    'mrl_jax/training/collectives.py',
+    'if kind in KINDS and not _is_stage(instruction, computations[name]):',
+    'if kind in KINDS:',
+    ('tests/training/test_collectives.py',),
+  ),
+  Mutation(
+    'the optimizer is forgotten while gradients are computed',
+    'mrl_jax/training/proof.py',
+    'resident = (state.opt_state, state.reference)\n  found',
+    'resident = ()\n  found',
+    ('tests/training/test_proof.py',),
+  ),
+  Mutation(
+    'a program fits whatever else is in memory',
+    'mrl_jax/training/proof.py',
+    'self.memory.total + self.beside - self.capacity',
+    'self.memory.total - self.capacity',
+    ('tests/training/test_proof.py',),
+  ),
+  Mutation(
     'statistics of any spread',
     'mrl_jax/records.py',
     'mean_square <= largest + slack * scale',
@@ -351,8 +372,8 @@ MUTATIONS = (
   Mutation(
     'mini-batches all the first',
     'mrl_jax/training/packing.py',
-    'np.full((size, 1), mini_batch, np.float32)',
-    'np.zeros((size, 1), np.float32)',
+    "arrays['mini_batch_B1'][:] = mini_batch",
+    "arrays['mini_batch_B1'][:] = 0",
     ('tests/training/test_packing.py',),
   ),
   Mutation(

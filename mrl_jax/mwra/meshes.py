@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from mrl_jax import config
+from mrl_jax.mwra import chips
 from mrl_jax.mwra import planner
 
 
@@ -36,6 +37,12 @@ def build(
 
 def device_bytes(devices: Sequence[jax.Device]) -> float:
   """The memory of the smallest device; infinite if no device reports it."""
-  stats = [device.memory_stats() for device in devices]
-  limits = [s['bytes_limit'] for s in stats if s and 'bytes_limit' in s]
-  return min(limits, default=math.inf)
+  return min(map(_bytes, devices))
+
+
+def _bytes(device) -> float:
+  try:
+    stats = device.memory_stats()
+  except jax.errors.JaxRuntimeError:  # Only devices of this process report it.
+    return chips.by_kind(device.device_kind).hbm_bytes
+  return stats['bytes_limit'] if stats and 'bytes_limit' in stats else math.inf

@@ -20,6 +20,20 @@ def show_start(
 ) -> None:
   """Shows the work dir, and the devices of every policy."""
   console.print(f'Writing to {folder}', highlight=False, markup=False)
+  show_plan(console, plan)
+  if plan.prompts_skipped:
+    console.print(
+      f'{plan.prompts_skipped:,} prompts are too long and were skipped.'
+    )
+  if plan.answers_faulty:
+    console.print(
+      f'{plan.answers_faulty:,} gold answers could never be rewarded; the log '
+      'has examples.'
+    )
+
+
+def show_plan(console: console_lib.Console, plan: workdir.Plan) -> None:
+  """Shows the devices of every policy."""
   rows = [
     (
       name,
@@ -38,15 +52,6 @@ def show_start(
   console.print(table(f'Plan for {plan.devices}', columns, rows))
   for name, place in plan.elsewhere.items():
     console.print(f'{name} is not trained here: {place}', markup=False)
-  if plan.prompts_skipped:
-    console.print(
-      f'{plan.prompts_skipped:,} prompts are too long and were skipped.'
-    )
-  if plan.answers_faulty:
-    console.print(
-      f'{plan.answers_faulty:,} gold answers could never be rewarded; the log '
-      'has examples.'
-    )
 
 
 def show_end(

@@ -68,6 +68,11 @@ class Inputs:
     )
 
 
+def context(longest: int) -> int:
+  """C, the prompt positions of rows whose longest prompt has `longest` tokens."""
+  return math.ceil(longest / _MULTIPLE) * _MULTIPLE
+
+
 def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
   """Loads data and tokenizers, and leaves out prompts that are too long.
 
@@ -109,7 +114,7 @@ def load(config: ml_collections.ConfigDict, cache: str) -> Inputs:
     longest = max(n for id, n in lengths[name].items() if id not in long)
     policies[name] = policy._replace(
       examples=without_long(where, policy.examples),
-      context=math.ceil(longest / _MULTIPLE) * _MULTIPLE,
+      context=context(longest),
     )
     _check_solutions(name, policies[name], config)
   return Inputs(

@@ -13,26 +13,23 @@ import zlib
 import grain
 import jax
 import ml_collections
+import msgspec
 
 from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.data import pipeline
-from mrl_jax.models import decoder
-from mrl_jax.mwra import cost
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.rewards import judge
 from mrl_jax.see import exchange
 from mrl_jax.training import inputs
-from mrl_jax.training import packing
 from mrl_jax.training import peers
+from mrl_jax.training import planning
 from mrl_jax.training import pretrained
 from mrl_jax.training import stopwatch
 from mrl_jax.training import worker as worker_lib
-from mrl_jax.update import optimizer
-from mrl_jax.update import state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,12 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   tokenizers = {name: p.tokenizer for name, p in loaded.policies.items()}
   places = peers.Peers(config, method.kinds, tokenizers)
-  plan = _plan(config, places.here, loaded.policies, method.reference)
+  sizes = {
+    name: planning.Sizes(policy.context, policy.tokenizer.vocab_size)
+    for name in places.here
+    for policy in [loaded.policies[name]]
+  }
+  plan = planning.plan(config, method, sizes, jax.devices())
   weights = pretrained.check(
     config.policies, {name: part.model for name, part in plan.items()}
   )
@@ -138,110 +140,30 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
 def describe(job: Job) -> workdir_lib.Plan:
   """The plan of a run, for `plan.json` and the terminal."""
-  devices, policies = jax.devices(), job.config.policies
-  return workdir_lib.Plan(
-    devices=f'{len(devices)} x {devices[0].device_kind}',
-    policies={
-      name: workdir_lib.PolicyPlan(
-        model=policy.path or policy.model.family,
-        tokenizer=policy.tokenizer.path or policy.path or policy.tokenizer.kind,
-        parameters=part.cost.params,
-        adapters=part.cost.adapters,
-        vocabulary=part.model.vocab_size,
-        devices=list(part.devices),
-        mesh=dict(zip(config_lib.MESH_AXES, part.shape, strict=True)),
-        memory_bytes=part.cost.peak_bytes(part.shape[1]) / len(part.devices),
-        load=part.load,
-      )
-      for name, part in job.plan.items()
-      for policy in [policies[name]]
-    },
-    elsewhere={
-      name: f'at {policy.address}'
-      if policy.address
-      else f'from {policy.journal}'
-      for name, policy in policies.items()
-      if policy.address or policy.journal
-    },
+  return msgspec.structs.replace(
+    planning.describe(job.config, job.plan, jax.devices()),
     prompts_skipped=job.inputs.skipped,
     answers_faulty=job.inputs.faulty,
   )
 
 
-def _plan(config, here, policies, reference) -> planner.Plan:
-  models, shapes = {}, {}
-  for name in here:
-    tokenizer = policies[name].tokenizer
-    models[name] = pretrained.architecture(
-      config.policies[name], tokenizer.vocab_size
-    )
-    _, params, _ = decoder.abstract(models[name])
-    shapes[name] = cost.RoundShape(
-      rows=config.train.prompts * config.train.samples,
-      samples=max(config.train.samples, config.eval.samples),
-      sampled_prompts=config.sample.batch
-      or max(config.train.prompts, config.eval.batch),
-      prompt_tokens=policies[name].context,
-      response_tokens=config.sample.max_tokens,
-      micro_rows=config.train.micro_rows,
-      logit_chunk=config.train.logit_chunk,
-      moment_bytes=optimizer.moment_bytes(config.train.optimizer, params),
-      reference=reference,
-    )
-  devices = jax.devices()
-  return planner.plan(
-    models,
-    shapes,
-    len(devices),
-    divides=config.train.row_multiple,
-    tensor=config.mwra.tensor,
-    device_bytes=meshes.device_bytes(devices),
-    time_share=config.mwra.time_share,
-  )
-
-
-def _by_trainer(choice, method, model) -> bool:
-  """Whether denominators of own ratios are by the trainer, not the sampler."""
-  if choice != 'auto':
-    return choice == 'trainer'
-  differs = model.dtype != 'float32' or model.lora is not None
-  return differs or method.parts.ratio == 'sequence'
-
-
 def _workers(
   config, method, policies, plan, verifier
 ) -> dict[str, worker_lib.Worker]:
-  train, workers = config.train, {}
-  updates = train.rounds * train.mini_batches
-  placed = meshes.build(plan, jax.devices())
+  workers, placed = {}, meshes.build(plan, jax.devices())
   for name, part in plan.items():
-    by_trainer = _by_trainer(train.old_logp, method, part.model)
-    objectives = method.objectives(by_trainer)
+    training = planning.training(
+      config, method, part.model, placed[name], policies[name].context
+    )
     workers[name] = worker_lib.Worker(
       name=name,
       policy=policies[name],
       judge=judge.build(config, verifier),
-      spec=state.StateSpec(
-        model=part.model,
-        mesh=placed[name].train,
-        optimizer=optimizer.build(train.optimizer, updates),
-        reference=method.reference,
-      ),
-      decode_mesh=placed[name].decode,
-      objectives=objectives,
-      # A correction has scored the rows already.
-      rescores=by_trainer and config.method.correction.level == 'none',
-      packer=packing.Packer(
-        context=policies[name].context,
-        lengths={
-          'own': config.sample.max_tokens,
-          'peer': config.thl.max_tokens,
-        },
-        train=train,
-        peer_average=method.peer_average,
-        keep_all=method.reference or objectives['own'].reads_entropy,
-        reference=method.reference,
-      ),
+      spec=training.spec,
+      decode_mesh=training.decode_mesh,
+      objectives=training.objectives,
+      rescores=training.rescores,
+      packer=training.packer,
       # By name, so that a policy is the same whoever its peers are.
       key=jax.random.fold_in(
         jax.random.key(config.seed), zlib.crc32(name.encode())

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -119,23 +120,12 @@ class Packer:
     `weighed` has rows and the averaging weight of the tokens of each, `length`
     is T, and `mini_batch` the index of their mini-batch in the round.
     """
-    # Few different sizes, to bound the number of shapes that are compiled.
-    multiple, micro = self.train.row_multiple, self.train.micro_rows
-    size = max(1, math.ceil(len(weighed) / multiple)) * multiple
-    if size > micro:
-      size = math.ceil(size / micro) * micro
+    size = self._size(len(weighed))
     arrays = {
-      'tokens_BS': np.zeros((size, self.context + length), np.int32),
-      'valid_BS': np.zeros((size, self.context + length), bool),
-      'old_logp_BT': np.zeros((size, length), np.float32),
-      'advantage_B1': np.zeros((size, 1), np.float32),
-      'weight_BT': np.zeros((size, length), np.float32),
-      'mask_BT': np.zeros((size, length), bool),
-      'chunk_BT': np.zeros((size, length), np.int32),
-      'mini_batch_B1': np.full((size, 1), mini_batch, np.float32),
+      name: np.zeros((size, width), dtype)
+      for name, (width, dtype) in self._columns(length).items()
     }
-    if self.reference:
-      arrays['reference_logp_BT'] = np.zeros((size, length), np.float32)
+    arrays['mini_batch_B1'][:] = mini_batch
     for b, (row, weight) in enumerate(weighed):
       prompt, n = prompt_ids[row.prompt], len(row.ids)
       first = self.context - len(prompt)
@@ -149,10 +139,46 @@ class Packer:
       arrays['chunk_BT'][b, :n] = row.chunk
       if self.reference and row.reference_logp is not None:
         arrays['reference_logp_BT'][b, :n] = row.reference_logp
-    micro = min(size, micro)
+    micro = self.train.micro_rows
     return objectives.PackedRows(
-      **{n: x.reshape(-1, micro, x.shape[1]) for n, x in arrays.items()}
+      **{
+        name: x.reshape(-1, min(len(x), micro), x.shape[1])
+        for name, x in arrays.items()
+      }
     )
+
+  def abstract(self, count: int, length: int) -> objectives.PackedRows:
+    """Shapes and dtypes of what `pack` makes of `count` rows."""
+    size = self._size(count)
+    micro = min(size, self.train.micro_rows)
+    return objectives.PackedRows(
+      **{
+        name: jax.ShapeDtypeStruct((size // micro, micro, width), dtype)
+        for name, (width, dtype) in self._columns(length).items()
+      }
+    )
+
+  def _size(self, count) -> int:
+    """The rows that `count` are padded to: few sizes, so few compilations."""
+    multiple, micro = self.train.row_multiple, self.train.micro_rows
+    size = max(1, math.ceil(count / multiple)) * multiple
+    return math.ceil(size / micro) * micro if size > micro else size
+
+  def _columns(self, length) -> dict[str, tuple[int, type]]:
+    """The second dimension and the dtype of every array."""
+    columns = {
+      'tokens_BS': (self.context + length, np.int32),
+      'valid_BS': (self.context + length, bool),
+      'old_logp_BT': (length, np.float32),
+      'advantage_B1': (1, np.float32),
+      'weight_BT': (length, np.float32),
+      'mask_BT': (length, bool),
+      'chunk_BT': (length, np.int32),
+      'mini_batch_B1': (1, np.float32),
+    }
+    if self.reference:
+      columns['reference_logp_BT'] = (length, np.float32)
+    return columns
 
 
 def _trained(row: rows_lib.Row) -> int:

@@ -20,10 +20,13 @@ from mrl_jax.training import worker as worker_lib
 
 
 def architecture(
-  policy: ml_collections.ConfigDict, vocab_size: int
+  policy: ml_collections.ConfigDict,
+  vocab_size: int,
+  load_config: Callable[[str], Mapping] = hugging_face.load_config,
 ) -> ModelConfig:
   """The architecture of a policy: of the model at its path, or of its sizes.
 
+  `load_config` maps a path to the Hugging Face config of the model there.
   Raises InputError if the decoder cannot compute the model at the path.
   """
   shared = ('dtype', 'param_dtype', 'remat', 'attention')
@@ -31,7 +34,7 @@ def architecture(
   if policy.lora.rank:
     fields['lora'] = Lora(**policy.lora)
   if policy.path:
-    values = hugging_face.load_config(policy.path)
+    values = load_config(policy.path)
     return families.from_hugging_face(values, **fields)
   return families.build(vocab_size=vocab_size, **{**policy.model, **fields})
 

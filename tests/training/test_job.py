@@ -13,6 +13,7 @@ from mrl_jax import workdir as workdir_lib
 from mrl_jax.architecture import Lora
 from mrl_jax.mwra import planner
 from mrl_jax.training import job as job_lib
+from mrl_jax.training import planning
 from tests import examples
 from tests import runs
 
@@ -151,7 +152,7 @@ def test_the_trainer_scores_own_rows_where_it_may_differ_from_the_sampler(
   choice, method, model, by_trainer
 ):
   method = algorithms.build(examples.settings(method))
-  assert job_lib._by_trainer(choice, method, model) == by_trainer
+  assert planning._by_trainer(choice, method, model) == by_trainer
 
 
 @pytest.mark.parametrize(('dtype', 'size'), [('float32', 8), ('bfloat16', 4)])

@@ -1,3 +1,6 @@
+import hypothesis
+from hypothesis import strategies
+import jax
 import numpy as np
 import pytest
 
@@ -193,3 +196,23 @@ def test_reference_log_probabilities_are_packed_on_request():
   (parts,) = mini_batches(reference=True)
   assert not parts['own'].reference_logp_BT.any()
   assert packer().pack(PROMPTS, [(row(0, 2), 1.0)], 5).reference_logp_BT is None
+
+
+@hypothesis.given(
+  count=strategies.integers(0, 20),
+  multiple=strategies.integers(1, 4),
+  micro=strategies.integers(1, 3),
+  length=strategies.integers(3, 6),
+  reference=strategies.booleans(),
+)
+def test_shapes_are_known_without_rows(
+  count, multiple, micro, length, reference
+):
+  made = packer(
+    row_multiple=multiple, micro_rows=multiple * micro, reference=reference
+  )
+  packed = made.pack(PROMPTS, [(row(0, 3), 1.0)] * count, length)
+  shapes = jax.tree.map(lambda x: (x.shape, x.dtype), packed)
+  assert shapes == jax.tree.map(
+    lambda x: (x.shape, x.dtype), made.abstract(count, length)
+  )

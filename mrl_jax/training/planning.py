@@ -1,0 +1,199 @@
+"""What policies need, from the config: their devices, and how they train.
+
+A plan needs neither data nor weights: `without_data` replaces what would be
+read from them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import os
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+import ml_collections
+
+from mrl_jax import algorithms
+from mrl_jax import config as config_lib
+from mrl_jax import hugging_face
+from mrl_jax import workdir as workdir_lib
+from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import decoder
+from mrl_jax.models import public
+from mrl_jax.mwra import cost
+from mrl_jax.mwra import meshes
+from mrl_jax.mwra import planner
+from mrl_jax.thl import byte_tokenizer
+from mrl_jax.training import inputs
+from mrl_jax.training import packing
+from mrl_jax.training import pretrained
+from mrl_jax.update import objectives as objectives_lib
+from mrl_jax.update import optimizer
+from mrl_jax.update import state
+
+LoadConfig = Callable[[str], Mapping]  # From a path to a Hugging Face config.
+
+
+class Sizes(NamedTuple):
+  """What a plan needs to know of a policy's data and tokenizer."""
+
+  context: int  # C, prompt positions.
+  vocabulary: int  # Number of tokens of a random model.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """How a policy trains, on its mesh."""
+
+  spec: state.StateSpec
+  decode_mesh: Mesh  # The devices of `spec.mesh` while sampling.
+  # What is maximised on each kind of rows.
+  objectives: Mapping[str, objectives_lib.Objective]
+  packer: packing.Packer
+  rescores: bool  # Whether denominators of own ratios are by the trainer.
+
+
+def without_data(config: ml_collections.ConfigDict) -> dict[str, Sizes]:
+  """The sizes of policies whose prompts are as long as the config allows."""
+  context = inputs.context(config.sample.max_prompt_tokens)
+  return {
+    name: Sizes(context, _vocabulary(policy))
+    for name, policy in config.policies.items()
+    if not (policy.address or policy.journal)
+  }
+
+
+def _vocabulary(policy) -> int:
+  if policy.tokenizer.path and not policy.path:
+    return byte_tokenizer.load(policy.tokenizer.path).vocab_size
+  return policy.tokenizer.vocab_size
+
+
+def load_config(path: str) -> dict:
+  """The Hugging Face config of a model: of a folder, shipped, or of the hub.
+
+  Raises InputError if there is none.
+  """
+  if path in public.CONFIGS and not os.path.isdir(path):
+    return hugging_face.with_defaults(public.CONFIGS[path])
+  return hugging_face.load_config(path)
+
+
+def plan(
+  config: ml_collections.ConfigDict,
+  method: algorithms.Method,
+  sizes: Mapping[str, Sizes],
+  devices: Sequence[jax.Device],
+  load_config: LoadConfig = hugging_face.load_config,
+) -> planner.Plan:
+  """Plans the devices of the policies that have `sizes`.
+
+  Raises InputError if they do not fit.
+  """
+  models, shapes = {}, {}
+  for name, (context, vocabulary) in sizes.items():
+    models[name] = pretrained.architecture(
+      config.policies[name], vocabulary, load_config
+    )
+    _, params, _ = decoder.abstract(models[name])
+    shapes[name] = cost.RoundShape(
+      rows=config.train.prompts * config.train.samples,
+      samples=max(config.train.samples, config.eval.samples),
+      sampled_prompts=config.sample.batch
+      or max(config.train.prompts, config.eval.batch),
+      prompt_tokens=context,
+      response_tokens=config.sample.max_tokens,
+      micro_rows=config.train.micro_rows,
+      logit_chunk=config.train.logit_chunk,
+      moment_bytes=optimizer.moment_bytes(config.train.optimizer, params),
+      reference=method.reference,
+    )
+  return planner.plan(
+    models,
+    shapes,
+    len(devices),
+    divides=config.train.row_multiple,
+    tensor=config.mwra.tensor,
+    device_bytes=meshes.device_bytes(devices),
+    time_share=config.mwra.time_share,
+  )
+
+
+def training(
+  config: ml_collections.ConfigDict,
+  method: algorithms.Method,
+  model: ModelConfig,
+  placed: meshes.Meshes,
+  context: int,
+) -> Training:
+  """How a policy of this architecture trains, with `context` prompt positions."""
+  train = config.train
+  by_trainer = _by_trainer(train.old_logp, method, model)
+  objectives = method.objectives(by_trainer)
+  return Training(
+    spec=state.StateSpec(
+      model=model,
+      mesh=placed.train,
+      optimizer=optimizer.build(
+        train.optimizer, train.rounds * train.mini_batches
+      ),
+      reference=method.reference,
+    ),
+    decode_mesh=placed.decode,
+    objectives=objectives,
+    # A correction has scored the rows already.
+    rescores=by_trainer and config.method.correction.level == 'none',
+    packer=packing.Packer(
+      context=context,
+      lengths={
+        'own': config.sample.max_tokens,
+        'peer': config.thl.max_tokens,
+      },
+      train=train,
+      peer_average=method.peer_average,
+      keep_all=method.reference or objectives['own'].reads_entropy,
+      reference=method.reference,
+    ),
+  )
+
+
+def _by_trainer(choice, method, model) -> bool:
+  """Whether denominators of own ratios are by the trainer, not the sampler."""
+  if choice != 'auto':
+    return choice == 'trainer'
+  differs = model.dtype != 'float32' or model.lora is not None
+  return differs or method.parts.ratio == 'sequence'
+
+
+def describe(
+  config: ml_collections.ConfigDict,
+  plan: planner.Plan,
+  devices: Sequence[jax.Device],
+) -> workdir_lib.Plan:
+  """The plan, for `plan.json` and the terminal."""
+  policies = config.policies
+  return workdir_lib.Plan(
+    devices=f'{len(devices)} x {devices[0].device_kind}',
+    policies={
+      name: workdir_lib.PolicyPlan(
+        model=policy.path or policy.model.family,
+        tokenizer=policy.tokenizer.path or policy.path or policy.tokenizer.kind,
+        parameters=part.cost.params,
+        adapters=part.cost.adapters,
+        vocabulary=part.model.vocab_size,
+        devices=list(part.devices),
+        mesh=dict(zip(config_lib.MESH_AXES, part.shape, strict=True)),
+        memory_bytes=part.cost.peak_bytes(part.shape[1]) / len(part.devices),
+        load=part.load,
+      )
+      for name, part in plan.items()
+      for policy in [policies[name]]
+    },
+    elsewhere={
+      name: f'at {policy.address}'
+      if policy.address
+      else f'from {policy.journal}'
+      for name, policy in policies.items()
+      if policy.address or policy.journal
+    },
+  )

@@ -1,0 +1,32 @@
+"""Plans that are made without data, weights or network."""
+
+import pytest
+
+from mrl_jax import hugging_face
+from mrl_jax.models import public
+from mrl_jax.training import planning
+from tests import examples
+from tests import pretrained
+
+
+def test_prompts_are_as_long_as_the_config_allows():
+  config = examples.run_config(**{'sample.max_prompt_tokens': 61})
+  config.policies.gemma.address = 'host:1'
+  assert planning.without_data(config) == {'llama': (64, 384)}
+
+
+def test_a_folder_goes_before_the_shipped_config_and_this_before_the_hub(
+  tmp_path, monkeypatch
+):
+  path = 'Qwen/Qwen3-0.6B'
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(
+    hugging_face, '_load', lambda *_: pytest.fail('asked the hub')
+  )
+  shipped = planning.load_config(path)
+  assert shipped['hidden_size'] == public.CONFIGS[path]['hidden_size']
+  assert shipped['hidden_act'] == 'silu'  # The default of its family.
+  monkeypatch.undo()
+  monkeypatch.chdir(tmp_path)
+  pretrained.write(path, 'qwen')
+  assert planning.load_config(path)['hidden_size'] != shipped['hidden_size']

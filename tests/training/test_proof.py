@@ -1,0 +1,251 @@
+"""Compiling what a policy runs, from shapes alone."""
+
+import dataclasses
+import sys
+
+import jax
+from jax.sharding import Mesh
+import numpy as np
+import pytest
+
+from mrl_jax import algorithms
+from mrl_jax import checks
+from mrl_jax.architecture import Lora
+from mrl_jax.models import sharding
+from mrl_jax.mwra import meshes
+from mrl_jax.training import planning
+from mrl_jax.training import proof
+from tests import examples
+
+GIB = 2**30
+SMALL = {
+  'train.prompts': 16,
+  'train.samples': 2,
+  'train.mini_batches': 2,
+  'train.row_multiple': 8,
+  'train.micro_rows': 8,
+  'eval.batch': 4,
+  'eval.samples': 2,
+  'sample.batch': 6,
+  'sample.max_prompt_tokens': 8,
+  'sample.max_tokens': 4,
+  'thl.max_tokens': 6,
+}
+
+
+def parts(**changes):
+  """Config, method, sizes and plan of two small policies."""
+  config = examples.run_config(**{**SMALL, **changes})
+  for policy in config.policies.values():
+    policy.model.num_layers = 1
+  method = algorithms.build(config.method)
+  sizes = planning.without_data(config)
+  plan = planning.plan(config, method, sizes, jax.devices())
+  return config, method, sizes, plan
+
+
+def programs(lora=None, **changes):
+  """The programs of one policy, by name."""
+  config, method, sizes, plan = parts(**changes)
+  name = 'llama'
+  mesh = meshes.build(plan, jax.devices())[name]
+  model = dataclasses.replace(plan[name].model, lora=lora)
+  training = planning.training(config, method, model, mesh, sizes[name].context)
+  found = proof.programs(training, config, method)
+  return {program.name: program for program in found}, training
+
+
+def test_programs_have_the_largest_shapes_of_a_round():
+  found, _ = programs(**{'method.name': 'prp'})
+  assert [*found] == [
+    'own gradient', 'peer gradient', 'update', 'move', 'sampling'
+  ]  # fmt: skip
+  own, peer = (
+    found[f'{part} gradient'].arguments[3] for part in ('own', 'peer')
+  )
+  assert own.tokens_BS.shape == (2, 8, 8 + 4)
+  assert peer.tokens_BS.shape == (2, 8, 8 + 6)
+  assert peer.weight_BT.shape == (2, 8, 6)
+  # Six prompts are padded to eight, for four chips.
+  assert found['sampling'].arguments[2].shape == (8, 8)
+  assert found['sampling'].rows == 16
+
+
+@pytest.mark.parametrize(
+  ('changes', 'name', 'there'),
+  [
+    ({'method.name': 'grpo'}, 'peer gradient', False),
+    ({'method.name': 'grpo'}, 'own scoring', False),
+    ({'method.name': 'gspo'}, 'own scoring', True),
+    ({'method.kl_weight': 0.1}, 'own scoring', True),
+    ({'method.name': 'graft'}, 'peer scoring', True),
+    ({'method.name': 'graft'}, 'own scoring', False),
+  ],
+)
+def test_programs_are_those_that_the_method_runs(changes, name, there):
+  found, _ = programs(**changes)
+  assert (name in found) == there
+
+
+def test_what_is_beside_a_program_is_what_it_does_not_take():
+  """Beside a gradient: two moments and a reference, each like the parameters."""
+  found, training = programs(**{'method.name': 'prp', 'method.kl_weight': 0.1})
+  state = training.spec.abstract()
+  params = proof.chip_bytes(state.params)
+  steps = proof.chip_bytes(state.opt_state) - 2 * params
+  assert 0 < steps < 20  # Counts of updates.
+  beside = {
+    n: (proof.chip_bytes(p.beside) - steps) / params for n, p in found.items()
+  }
+  assert beside['own gradient'] == 3
+  assert beside['peer gradient'] == 3
+  assert beside['own scoring'] == beside['move'] == 3
+  update = found['update']
+  assert proof.chip_bytes(update.beside) == 0
+  grads = update.arguments[1]
+  assert proof.chip_bytes(grads) == params
+
+
+def test_adapters_keep_a_copy_of_the_base_for_sampling():
+  lora = Lora(rank=2, alpha=4.0, target_modules=('q_proj',))
+  found, training = programs(lora=lora)
+  frozen = proof.chip_bytes(found['own gradient'].arguments[2])
+  copy = proof.chip_bytes(found['sampling'].arguments[1])
+  assert copy > 3 * frozen > 0  # Not sharded over four chips.
+  for program in ('own gradient', 'update'):
+    assert proof.chip_bytes(found[program].beside) >= copy
+  state = training.spec.abstract()
+  beside = proof.chip_bytes(found['sampling'].beside)
+  assert beside == proof.chip_bytes(state) + frozen
+
+
+def test_xla_counts_the_arguments_that_the_shapes_have():
+  found, training = programs(**{'method.name': 'prp'})
+  state = proof.chip_bytes(training.spec.abstract())
+  params = proof.chip_bytes(training.spec.abstract().params)
+  update = proof.compile_program(found['update'])
+  assert update.memory.arguments == state + params
+  assert update.memory.aliased == state  # The update is in place.
+  assert update.compile_seconds > 0
+  move = proof.compile_program(found['move'])
+  # Three of the four shards of a matrix; norms are whole on every chip.
+  received = move.collectives['all-gather'].bytes
+  assert received == pytest.approx(3 * params, rel=0.01)
+
+
+@pytest.mark.parametrize('time_share', [True, False])
+def test_states_of_policies_that_take_turns_stay(monkeypatch, time_share):
+  told = []
+  monkeypatch.setattr(
+    proof,
+    'compile_program',
+    lambda program: proof.Proof(
+      program=program.name,
+      rows=program.rows,
+      micro_batches=1,
+      lower_seconds=0,
+      compile_seconds=0,
+      beside=proof.chip_bytes(program.beside),
+    ),
+  )
+  config, method, sizes, plan = parts(**{'mwra.time_share': time_share})
+  proofs = proof.prove(config, method, sizes, plan, jax.devices(), told.append)
+  assert len(told) == sum(map(len, proofs.values()))
+  assert f'llama: {proofs["llama"][0].program}' in told
+  mesh = meshes.build(plan, jax.devices())['gemma']
+  gemma = planning.training(config, method, plan['gemma'].model, mesh, 8)
+  update = next(p for p in proofs['llama'] if p.program == 'update')
+  state = proof.chip_bytes(gemma.spec.abstract())
+  assert update.beside == time_share * state
+
+
+REFUSALS = [
+  (
+    'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '
+    'for HLO temporaries (24.00G) exceeds available HBM (15.75G).\n  more',
+    24.0,
+    15.75,
+  ),
+  (
+    'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 25.10G of '
+    '15.75G hbm. Exceeded hbm capacity by 9.35G.',
+    25.1,
+    15.75,
+  ),
+  ('RESOURCE_EXHAUSTED: something else', None, None),
+]
+
+
+class Refused:
+  """A program that XLA refuses."""
+
+  def __init__(self, message):
+    self.message = message
+
+  def lower(self, *_):
+    return self
+
+  def compile(self):
+    raise jax.errors.JaxRuntimeError(self.message)
+
+
+@pytest.mark.parametrize(('message', 'needed', 'limit'), REFUSALS)
+def test_a_program_that_does_not_fit_is_a_result(message, needed, limit):
+  mesh = jax.make_mesh((1,), ('x',))
+  program = proof.Program('own gradient', Refused(message), (), mesh)
+  result = proof.compile_program(program)
+  assert not result.fits
+  assert result.refusal == result.why == message.splitlines()[0]
+  assert (result.needed, result.limit) == (
+    needed and needed * GIB,
+    limit and limit * GIB,
+  )
+
+
+@pytest.mark.slow
+def test_xla_names_what_a_chip_lacks():
+  pytest.importorskip('libtpu', reason="pip install -e '.[tpu]'")
+  mesh = Mesh(np.array(proof.devices('v5e:2x2')), ('x',))
+  place = sharding.replicated(mesh)
+  x = jax.ShapeDtypeStruct((3 * GIB,), np.float32, sharding=place)
+  program = proof.Program('x', jax.jit(lambda x: x + 1), (x,), mesh)
+  result = proof.compile_program(program)
+  assert not result.fits
+  assert 'exceeds' in result.why
+  # The argument and the result.
+  assert result.needed == 2 * 12 * GIB
+  assert result.limit == 15.75 * GIB
+
+
+def test_other_errors_of_the_compiler_are_errors():
+  mesh = jax.make_mesh((1,), ('x',))
+  program = proof.Program('update', Refused('INTERNAL: a bug'), (), mesh)
+  with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
+    proof.compile_program(program)
+
+
+def test_a_program_must_fit_beside_what_is_resident():
+  memory = proof.Memory(
+    arguments=4 * GIB, outputs=3 * GIB, aliased=2 * GIB, temporaries=GIB, peak=0
+  )
+  fits = proof.Proof(
+    program='x',
+    rows=1,
+    micro_batches=1,
+    lower_seconds=0,
+    compile_seconds=0,
+    beside=2 * GIB,
+    memory=memory,
+    capacity=8 * GIB,
+  )
+  assert memory.total == 6 * GIB
+  assert fits.fits
+  short = dataclasses.replace(fits, beside=3 * GIB)
+  assert not short.fits
+  assert 'lacks 1.00 GiB' in short.why
+
+
+def test_a_slice_needs_the_compiler(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'libtpu', None)
+  with pytest.raises(checks.InputError, match=r"pip install -e '\.\[tpu\]'"):
+    proof.devices('v5e:2x2')
