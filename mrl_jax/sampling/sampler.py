@@ -193,23 +193,29 @@ def build_move(model: ModelConfig, train: Mesh, decode: Mesh, part: int = 0):
 
   It casts the parameters to the dtype in which they are used. `part` is 0 for
   trained and 1 for frozen parameters, as `decoder.split` has them. The meshes
-  have the same devices in the same order. Nothing is copied if nothing changes.
+  have the same devices in the same order. What does not change is not copied.
   """
   params = decoder_lib.abstract(model)[1 + part]
-  source, target = (sharding.params(params, mesh) for mesh in (train, decode))
-  same = all(
-    a.is_equivalent_to(b, len(param.shape))
-    for param, a, b in zip(
-      *map(jax.tree.leaves, (params, source, target)), strict=True
-    )
+  cast = functools.partial(decoder_lib.cast, dtype=model.dtype)
+  return functools.partial(
+    jax.tree.map,
+    _convert,
+    jax.eval_shape(cast, params),
+    sharding.params(params, train),
+    sharding.params(params, decode),
   )
-  if same and model.dtype == model.param_dtype:
-    return lambda params: params
-  return jax.jit(
-    functools.partial(decoder_lib.cast, dtype=model.dtype),
-    in_shardings=(source,),
-    out_shardings=target,
-  )
+
+
+def _convert(like, source, target, x):
+  """One array at a time: all at once, XLA would hold the result twice."""
+  if x.dtype == like.dtype and source.is_equivalent_to(target, x.ndim):
+    return x
+  return _converter(like.dtype, target)(x)
+
+
+@functools.cache
+def _converter(dtype, target):
+  return jax.jit(lambda x: x.astype(dtype), out_shardings=target)
 
 
 def build(model: ModelConfig, mesh: Mesh, **settings):

@@ -102,11 +102,6 @@ class Memory:
   temporaries: int
   peak: int  # The most that is in use at once, of all of these.
 
-  @property
-  def total(self) -> int:
-    """What is allocated while the program runs."""
-    return self.arguments + self.outputs - self.aliased + self.temporaries
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
@@ -142,7 +137,7 @@ class Proof:
     """Bytes by which an accepted program and what is resident exceed a chip."""
     if self.memory is None:
       return 0
-    return max(0, self.memory.total + self.beside - self.capacity)
+    return max(0, self.memory.peak + self.beside - self.capacity)
 
   @property
   def why(self) -> str:
@@ -161,8 +156,7 @@ def programs(
   """The programs of a policy's round, with its largest shapes.
 
   With the rows of a mini-batch, gradients of own and of peers' rows, the
-  optimizer's step, and scores; then the move of weights from training to
-  decoding, and the sampler.
+  optimizer's step, and scores; then the sampler.
   """
   spec, packer, train = training.spec, training.packer, config.train
   model, mesh, state = spec.model, spec.mesh, spec.abstract()
@@ -210,13 +204,12 @@ def programs(
         (*resident, copied),
       )
     )
-  return [*found, *_sampling(training, config, state, frozen, copied)]
+  return [*found, _sampling(training, config, state, frozen, copied)]
 
 
-def _sampling(training, config, state, frozen, copied) -> list[Program]:
-  """The move of weights to where they decode, and the sampler."""
+def _sampling(training, config, state, frozen, copied) -> Program:
+  """The sampler, beside the state; it may sample with the training weights."""
   model, mesh = training.spec.model, training.decode_mesh
-  move = sampler.build_move(model, training.spec.mesh, mesh)
   # Of training and evaluation, what samples more rows at a time.
   prompts, samples, greedy = max(
     (
@@ -250,24 +243,17 @@ def _sampling(training, config, state, frozen, copied) -> list[Program]:
     jax.ShapeDtypeStruct((), jnp.float32),
     jax.ShapeDtypeStruct((), jnp.int32),
   )
-  resident = (state.opt_state, state.reference)
-  rows = prompts * samples
-  if not isinstance(move, jax.stages.Wrapped):  # The training weights are used.
-    return [
-      Program(
-        'sampling', sample, arguments, mesh, rows, beside=(*resident, frozen)
-      )
-    ]
-  return [
-    Program(
-      'move',
-      move,
-      (state.params,),
-      training.spec.mesh,
-      beside=(*resident, frozen, copied),
-    ),
-    Program('sampling', sample, arguments, mesh, rows, beside=(state, frozen)),
-  ]
+  same = model.dtype == model.param_dtype
+  same &= training.spec.mesh.shape == training.decode_mesh.shape
+  beside = (state.opt_state, state.reference) if same else (state,)
+  return Program(
+    'sampling',
+    sample,
+    arguments,
+    mesh,
+    prompts * samples,
+    beside=(*beside, frozen),
+  )
 
 
 def _frozen(spec):
@@ -440,8 +426,7 @@ def figures(proofs: Mapping[str, Sequence[Proof]]) -> dict:
     name: [
       {
         **msgspec.to_builtins(proof),
-        'memory': proof.memory
-        and {**dataclasses.asdict(proof.memory), 'total': proof.memory.total},
+        'memory': proof.memory and dataclasses.asdict(proof.memory),
         'collectives': {
           kind: total._asdict() for kind, total in proof.collectives.items()
         },
@@ -477,7 +462,7 @@ def show(
           *name,
           f'{result.chips}',
           f'{result.micro_batches} x {result.rows}' if result.rows else '',
-          _gib(result.memory.total if result.memory else result.needed),
+          _gib(result.memory.peak if result.memory else result.needed),
           _gib(result.beside),
           _gib(result.model),
           'yes' if result.fits else 'no',

@@ -58,7 +58,7 @@ def programs(lora=None, **changes):
 def test_programs_have_the_largest_shapes_of_a_round():
   found, _ = programs(**{'method.name': 'prp'})
   assert [*found] == [
-    'own gradient', 'peer gradient', 'update', 'move', 'sampling'
+    'own gradient', 'peer gradient', 'update', 'sampling'
   ]  # fmt: skip
   own, peer = (
     found[f'{part} gradient'].arguments[3] for part in ('own', 'peer')
@@ -99,7 +99,7 @@ def test_what_is_beside_a_program_is_what_it_does_not_take():
   }
   assert beside['own gradient'] == 3
   assert beside['peer gradient'] == 3
-  assert beside['own scoring'] == beside['move'] == 3
+  assert beside['own scoring'] == 3
   update = found['update']
   assert proof.chip_bytes(update.beside) == 0
   grads = update.arguments[1]
@@ -127,10 +127,6 @@ def test_xla_counts_the_arguments_that_the_shapes_have():
   assert update.memory.arguments == state + params
   assert update.memory.aliased == state  # The update is in place.
   assert update.compile_seconds > 0
-  move = proof.compile_program(found['move'])
-  # Three of the four shards of a matrix; norms are whole on every chip.
-  received = move.collectives['all-gather'].bytes
-  assert received == pytest.approx(3 * params, rel=0.01)
 
 
 @pytest.mark.parametrize('time_share', [True, False])
@@ -226,7 +222,11 @@ def test_other_errors_of_the_compiler_are_errors():
 
 def test_a_program_must_fit_beside_what_is_resident():
   memory = proof.Memory(
-    arguments=4 * GIB, outputs=3 * GIB, aliased=2 * GIB, temporaries=GIB, peak=0
+    arguments=4 * GIB,
+    outputs=3 * GIB,
+    aliased=2 * GIB,
+    temporaries=9 * GIB,  # Not all at once.
+    peak=6 * GIB,
   )
   fits = proof.Proof(
     program='x',
@@ -238,7 +238,6 @@ def test_a_program_must_fit_beside_what_is_resident():
     memory=memory,
     capacity=8 * GIB,
   )
-  assert memory.total == 6 * GIB
   assert fits.fits
   short = dataclasses.replace(fits, beside=3 * GIB)
   assert not short.fits
