@@ -23,7 +23,7 @@ from mrl_jax.models import sharding
 LONG = 512  # Tokens of a row.
 _MASKED = -1e30  # Finite: a token that attends to nothing would become NaN.
 _BLOCK = 512  # The most queries, or keys, of a block of the TPU kernel.
-_CPU_BLOCK = 256  # And of `blockwise`.
+_CPU_BLOCK = 128  # And of `blockwise`.
 _LANES = 128  # Divides the lengths of the TPU kernel.
 _BY_PLATFORM = {'tpu': 'splash', 'gpu': 'cudnn', 'cuda': 'cudnn'}
 
