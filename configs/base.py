@@ -87,5 +87,5 @@ def pretrained(path, template):
   config = config_lib.policy()
   config.path, config.template = path, template
   config.model.dtype = 'bfloat16'
-  config.model.remat = 'block'
+  config.model.remat = 'auto'
   return config

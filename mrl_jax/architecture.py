@@ -7,6 +7,7 @@ from mrl_jax import checks
 
 DTYPE_BYTES = {'float32': 4, 'bfloat16': 2}
 REMAT = ('none', 'dots', 'block')
+AUTO = 'auto'  # `remat` of a model whose plan chooses it.
 ATTENTION = ('auto', 'plain', 'splash', 'cudnn', 'blocks')
 # The axes of the norms of queries and of keys.
 QK_NORMS = {'none': (), 'head': ('E', 'E'), 'heads': ('HE', 'KE')}
@@ -94,7 +95,7 @@ class ModelConfig:
   dtype: str = 'float32'  # Of activations.
   param_dtype: str = 'float32'  # Of parameters; adapters are float32.
   # What the backward pass recomputes: nothing ('none'), all but the products
-  # with weights ('dots'), or whole layers ('block').
+  # with weights ('dots'), or whole layers ('block'); 'auto' until it is planned.
   remat: str = 'none'
   attention: str = 'auto'  # How rows are computed; see `models/attention.py`.
   lora: Lora | None = None  # Adapters; with them, only they are trained.
@@ -111,7 +112,7 @@ class ModelConfig:
     )
     checks.choose(self.dtype, DTYPE_BYTES, 'dtype')
     checks.choose(self.param_dtype, DTYPE_BYTES, 'param_dtype')
-    checks.choose(self.remat, dict.fromkeys(REMAT), 'remat')
+    checks.choose(self.remat, dict.fromkeys((*REMAT, AUTO)), 'remat')
     checks.choose(self.attention, dict.fromkeys(ATTENTION), 'attention')
 
   def layer(self, i: int) -> Layer:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mrl_jax import records as records_lib
+from mrl_jax.architecture import AUTO
+from mrl_jax.architecture import REMAT
 
 EVERYBODY = '*'  # All other policies, in `listens_to`.
 THINKING = {'': None, 'on': True, 'off': False}
@@ -176,7 +178,7 @@ KEYS = {
   # Sampling.
   # The policy that is trained is the one that samples, softmax(logits / T).
   'sample.temperature': Key(1.0, 'T of sampling to train on.', above=0),
-  'sample.batch': Key(0, 'Prompts sampled at a time; 0 is all of a round.', 0),
+  'sample.batch': Key(0, 'Prompts sampled at a time; 0 is as many as fit.', 0),
   'sample.max_prompt_tokens': Key(64, 'Longest prompt.', 1),
   'sample.long_prompts': Key(
     'skip', 'What to do with longer ones.', choices=('skip', 'error')
@@ -192,7 +194,9 @@ KEYS = {
   'train.mini_batches': Key(2, 'Updates a round.', 1),
   # Bounds how often programs are compiled, as rows are padded to it.
   'train.row_multiple': Key(32, 'Divides the rows of an update.', 1),
-  'train.micro_rows': Key(512, 'Rows of one backward pass, at most.', 1),
+  'train.micro_rows': Key(
+    512, 'Rows of one backward pass, at most; 0 is as many as fit.', 0
+  ),
   'train.logit_chunk': Key(65536, 'Tokens whose logits are held at once.', 1),
   # Sampler and trainer differ by kernels and precision. 'auto' is the trainer for
   # policies in bfloat16 or with adapters, and for ratios of sequences, whose
@@ -244,7 +248,10 @@ KEYS = {
   'mwra.emulated_devices': Key(
     8, 'CPU devices to emulate where there is no accelerator.', 1
   ),
-  'mwra.tensor': Key(1, "Size of every policy's tensor axis.", 1),
+  # Sizes of every policy's mesh axes; 0 is the planner's choice.
+  'mwra.data': Key(0, 'Of the data axis in training.', 0),
+  'mwra.tensor': Key(0, 'Of the tensor axis in training.', 0),
+  'mwra.decode_tensor': Key(0, 'Of the tensor axis while sampling.', 0),
   'mwra.time_share': Key(False, 'All policies take turns on all devices.'),
   'checkpoint.every': Key(50, 'Rounds between checkpoints.', 1),
   'checkpoint.minutes': Key(0.0, 'Minutes between them; 0 is no such rule.', 0),
@@ -262,9 +269,10 @@ POLICY = {
   'model.dtype': Key('float32', 'Of activations.', choices=_DTYPES),
   # As bfloat16, parameters lose small updates.
   'model.param_dtype': Key('float32', 'Of parameters.', choices=_DTYPES),
-  # To save memory: all but products with weights ('dots'), or whole layers.
+  # To save memory: all but products with weights ('dots'), or whole layers
+  # ('block'); 'auto' is the planner's choice.
   'model.remat': Key(
-    'none', 'What the backward pass recomputes.', choices='architecture:REMAT'
+    'none', 'What the backward pass recomputes.', choices=(*REMAT, AUTO)
   ),
   # By default by platform and length; see models/attention.py.
   'model.attention': Key(

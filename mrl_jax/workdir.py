@@ -64,8 +64,9 @@ class Setup(_Struct, omit_defaults=False):
 class PolicyPlan(_Struct):
   """What a policy is, and its devices.
 
-  `memory_bytes` is the planner's estimate for each device, `load` the policy's
-  operations a device relative to those of the slowest policy.
+  `memory_bytes` is the planner's estimate for each device and `seconds` for a
+  round, `load` its time relative to that of the slowest policy, and `reason`
+  why it has so many devices.
   """
 
   model: str = ''
@@ -75,8 +76,14 @@ class PolicyPlan(_Struct):
   vocabulary: Count | None = None
   devices: list[Count] = []
   mesh: dict[str, Count] = {}
+  decode_mesh: dict[str, Count] = {}
+  micro_rows: Count | None = None
+  sample_batch: Count | None = None
+  remat: str = ''
   memory_bytes: Number = None
+  seconds: Number = None
   load: Number = None
+  reason: str = ''
 
 
 class Plan(_Struct):

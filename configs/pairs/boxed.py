@@ -30,14 +30,13 @@ def get_config(paths):
   config.reward.verifier = 'math'
   config.reward.marker = '####'
 
-  config.sample.batch = 16
   config.sample.max_prompt_tokens = 1024
   config.sample.max_tokens = 4096
   config.thl.max_tokens = 6144  # Another vocabulary may need more of them.
 
   config.train.prompts = 128
   config.train.samples = 8
-  config.train.micro_rows = 32
+  config.train.micro_rows = 0
   config.train.row_multiple = 32
   config.train.logit_chunk = 8192
   config.train.optimizer.learning_rate = 1e-6

@@ -20,6 +20,7 @@ _ACTIVATIONS = {
   'gelu_erf': functools.partial(jax.nn.gelu, approximate=False),
 }
 _REMAT = {
+  'none': None,
   'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'block': jax.checkpoint_policies.nothing_saveable,
 }
@@ -260,9 +261,8 @@ class Decoder(nnx.Module):
     def read(x_BTD):
       return block(x_BTD, sin_cos, attend)[0]
 
-    if self.config.remat not in _REMAT:
-      return read
-    return jax.checkpoint(read, policy=_REMAT[self.config.remat])
+    policy = _REMAT[self.config.remat]
+    return jax.checkpoint(read, policy=policy) if policy else read
 
   def unembed(self):
     """The matrix [D, V] from hidden states to logits, as `logits` uses it."""

@@ -1,122 +1,460 @@
-"""The cost of a policy's round, in bytes and floating-point operations."""
+"""The cost of a policy's round: bytes and seconds of the programs it compiles.
+
+Memory is what XLA reports as `peak_memory_in_bytes` for a chip, arguments
+included. Terms are the shapes of arrays in `models/`, `update/` and `sampling/`;
+the constants below say how many of them are in memory at once. They were fitted
+to XLA's figures for 68 gradients, and fewer samplers and scorers, of models of
+.5B to 8B parameters in bfloat16 with rows of 1,024 to 5,120 tokens, compiled
+ahead of time for v5e, v5p and v6e (jax 0.10.2, libtpu 0.0.42). Tests compare the
+model with such figures. GPUs and CPUs use the same constants, unmeasured.
+
+Seconds are a roofline, and so lower bounds: the largest of the times for
+operations, for bytes of memory and for bytes over links, by the figures of
+`chips`. Every response counts with all its positions.
+"""
 
 import dataclasses
+import functools
+import math
+from typing import NamedTuple
 
 from mrl_jax import parameters
 from mrl_jax.architecture import DTYPE_BYTES
 from mrl_jax.architecture import ModelConfig
+from mrl_jax.mwra import chips
 
 _FLOAT = 4  # Bytes of a float32 gradient, moment or adapter.
+
+# As in the modules of the device half, which cannot be imported here.
+SCANNED = 8  # Layers from which on they are scanned over: models/decoder.py.
+LONG = 512  # Tokens from which on attention holds no scores: attention.py.
+FIRST_STAGE = 512  # Tokens of the first stage of a cache: sampler.py.
+
+# Arrays of one layer that are in memory at once, as values a token: those of size
+# D, F, H E and K E in the backward pass, and the share of them in others.
+_LAYER = {'D': 5.0, 'F': 3.7, 'H': 2.2, 'K': 0.5}
+_SCORING, _PREFILL = 0.1, 0.45
+# The same in copies: of a layer's gathered weights in the backward pass and in
+# scoring, of a chip's part of the embeddings, and of its part of the head while
+# sampling.
+_GATHERED, _GATHERED_SCORING = 2.4, 4.0
+_EMBEDDINGS, _HEAD = 2.2, 0.5
+# Logits of a chunk, in float32, in the backward pass and in scoring.
+_LOGITS, _LOGITS_SCORING = 0.7, 1.0
+# Head and layers are at work one after the other; the allocator fits the
+# smaller's arrays only partly into the room of the larger's.
+_OVERLAP, _OVERLAP_SCORING = 0.53, 0.25
+# Seconds of a message between neighbours: jax-ml.github.io/scaling-book/sharding.
+_HOP = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundShape:
-  """The sizes of a round."""
+  """The sizes of a policy's round."""
 
-  rows: int  # Completions of a round, P * G.
+  prompts: int  # P.
   samples: int  # G, completions of a prompt.
-  sampled_prompts: int  # Prompts sampled at a time.
+  mini_batches: int = 1  # Updates of a round.
+  peer_rows: int = 0  # Rows of peers to train on, at most.
+  scored_rows: int = 0  # Own rows that the trainer scores.
+  scored_peer_rows: int = 0
+  # Prompts and samples a prompt of an evaluation's batch.
+  evaluated: tuple[int, int] = (0, 0)
   prompt_tokens: int  # C, padding included.
   response_tokens: int  # T, padding included.
-  micro_rows: int  # Rows of one forward and backward pass.
+  peer_tokens: int = 0  # T of peers' rows.
   logit_chunk: int  # Tokens whose logits are in memory at once.
+  row_multiple: int = 1  # Divides the rows of an update.
   moment_bytes: float = 2 * _FLOAT  # Optimizer state per trained parameter.
   reference: bool = False  # Whether a KL penalty keeps the initial policy.
+
+  @property
+  def most_prompts(self) -> int:
+    """The most prompts that are sampled together."""
+    return max(self.prompts, self.evaluated[0])
+
+  def update_rows(self, rows: int) -> int:
+    """Rows of a mini-batch, padded, of so many rows of a round."""
+    return _multiple(math.ceil(rows / self.mini_batches), self.row_multiple)
+
+
+class Layout(NamedTuple):
+  """How a policy runs on its devices."""
+
+  train: tuple[int, int, int]  # Sizes of the mesh axes (data, fsdp, tensor).
+  decode: tuple[int, int, int]  # Of the same devices while sampling; fsdp is 1.
+  micro_rows: int  # Rows of one forward and backward pass, on all devices.
+  sample_batch: int  # Prompts sampled at a time.
+  remat: str  # What the backward pass recomputes, see `ModelConfig.remat`.
+
+  @property
+  def devices(self) -> int:
+    return math.prod(self.train)
+
+
+class Phase(NamedTuple):
+  """A program of a round. Bytes are of each device; seconds are of the round."""
+
+  program: float  # Bytes of its arguments, results and temporaries.
+  beside: float  # Bytes of what else is in memory while it runs.
+  compute: float = 0.0  # Seconds that its operations take at least.
+  memory: float = 0.0  # Seconds to move its bytes of memory.
+  links: float = 0.0  # Seconds to move its bytes between devices.
+
+  @property
+  def bytes(self) -> float:
+    return self.program + self.beside
+
+  @property
+  def seconds(self) -> float:
+    return max(self.compute, self.memory, self.links)
+
+  @property
+  def bound(self) -> str:
+    """What takes the most time: 'compute', 'memory' or 'links'."""
+    return max(('compute', 'memory', 'links'), key=lambda x: getattr(self, x))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-  """The cost of one policy, summed over all its devices."""
+  """The cost of a policy's round on one of its devices."""
 
   params: int  # Number of parameters, without adapters.
   adapters: int  # Number of parameters of adapters.
-  # Parameters, optimizer state and reference; with LoRA, the last two are those
-  # of the adapters.
-  state_bytes: int
-  weight_bytes: int  # One sampling copy of the parameters.
-  # Whether the sampling copy stays resident, because under LoRA the base never
-  # changes.
-  kept: bool
-  # Whether sampling can use the training weights, which have the same dtype,
-  # instead of a copy.
-  shared: bool
-  # Keys and values of all samples, and the larger of a second cache or one
-  # layer's attention scores while prompts are read.
-  cache_bytes: int
-  # Gradients of own and of peer rows, activations of a micro-batch, and logits
-  # of a chunk.
-  update_bytes: int
-  flops: float  # Of sampling and updating on all rows of a round.
+  # Bytes in memory throughout a round: parameters, optimizer state, reference
+  # and, with LoRA, the base in the layout of sampling too.
+  resident_bytes: float
+  phases: dict[str, Phase]
 
-  def resident_bytes(self, copies: int) -> int:
-    """Memory in use throughout a round, for `copies` parts of the fsdp axis.
+  @property
+  def peak_bytes(self) -> float:
+    return max(phase.bytes for phase in self.phases.values())
 
-    Every part has its own sampling copy.
-    """
-    return self.state_bytes + self.kept * self._copies(copies)
+  @property
+  def work_bytes(self) -> float:
+    """What the largest program needs beside the resident bytes."""
+    return self.peak_bytes - self.resident_bytes
 
-  def work_bytes(self, copies: int) -> int:
-    """Peak memory of sampling or of the update, beside the resident bytes."""
-    moved = 0 if self.kept else self._copies(copies)
-    return max(moved + self.cache_bytes, self.update_bytes)
-
-  def peak_bytes(self, copies: int) -> int:
-    return self.resident_bytes(copies) + self.work_bytes(copies)
-
-  def _copies(self, copies):
-    return 0 if self.shared and copies == 1 else copies * self.weight_bytes
+  @property
+  def seconds(self) -> float:
+    return sum(phase.seconds for phase in self.phases.values())
 
 
-def estimate(model: ModelConfig, shape: RoundShape) -> Cost:
-  """A first-order estimate of the cost of a round.
-
-  The forward pass takes 2 operations per parameter and token, forward and
-  backward together 6; a token attends to half of the slots on average.
-  """
-  params = parameters.num_params(parameters.tensors(model))
-  adapters = parameters.num_params(parameters.adapters(model))
-  param_bytes = params * DTYPE_BYTES[model.param_dtype]
-  trained = adapters if model.lora else params
-  trained_bytes = adapters * _FLOAT if model.lora else param_bytes
-  slots = shape.prompt_tokens + shape.response_tokens
-  activations = shape.micro_rows * slots * _activations(model, slots)
-  logits = min(shape.logit_chunk, shape.micro_rows * shape.response_tokens)
-  attention = (
-    4 * model.num_layers * model.num_heads * model.head_dim * slots / 2
-  )
+def estimate(
+  model: ModelConfig, shape: RoundShape, layout: Layout, chip: chips.Chip
+) -> Cost:
+  """Bytes and seconds of a round of a policy in a given layout."""
+  sizes, state = _sizes(model), _state(model, shape, layout)
+  phases = train_phases(model, shape, layout, chip)
+  phases |= sample_phases(model, shape, layout, chip)
   return Cost(
-    params=params,
-    adapters=adapters,
-    state_bytes=param_bytes
-    + adapters * _FLOAT
-    + shape.reference * trained_bytes
-    + round(shape.moment_bytes * trained),
-    weight_bytes=(params + adapters) * DTYPE_BYTES[model.dtype],
-    kept=model.lora is not None,
-    shared=model.dtype == model.param_dtype,
-    cache_bytes=_sampling(model, shape),
-    update_bytes=2 * trained * _FLOAT
-    + _FLOAT * (activations + 2 * logits * model.vocab_size),
-    flops=(2 + 6) * shape.rows * slots * (params + attention / 2),
+    params=sizes.params,
+    adapters=sizes.adapters,
+    resident_bytes=state.resident,
+    phases=phases,
   )
 
 
-def _activations(model, slots) -> int:
-  """Values per token that all layers save for the backward pass."""
+def train_phases(
+  model: ModelConfig, shape: RoundShape, layout: Layout, chip: chips.Chip
+) -> dict[str, Phase]:
+  """The programs of an update; `decode` matters under LoRA alone."""
+  sizes, state = _sizes(model), _state(model, shape, layout)
+  own, peers = shape.prompts * shape.samples, shape.peer_rows
+  phases = {
+    name: _pass(model, shape, layout, chip, rows, length, name)
+    for name, rows, length in (
+      ('update', own, shape.response_tokens),
+      ('peer update', peers, shape.peer_tokens),
+      ('scoring', shape.scored_rows, shape.response_tokens),
+      ('peer scoring', shape.scored_peer_rows, shape.peer_tokens),
+    )
+    if rows
+  }
+  # The largest tensor's update is computed in float32.
+  largest = _FLOAT * sizes.embeddings / sizes.tables
+  if model.lora:
+    largest = 0
+  phases['apply'] = Phase(
+    program=state.trained
+    + state.grads
+    + state.optimizer
+    + 2 * largest / state.parts,
+    beside=state.resident - state.trained - state.optimizer,
+    memory=shape.mini_batches
+    * (2 * state.trained + 2 * state.optimizer + state.grads)
+    / chip.hbm_bandwidth,
+  )
+  return phases
+
+
+def sample_phases(
+  model: ModelConfig, shape: RoundShape, layout: Layout, chip: chips.Chip
+) -> dict[str, Phase]:
+  """The move of the weights to the mesh for sampling, and sampling."""
+  sizes, state = _sizes(model), _state(model, shape, layout)
+  size, n = DTYPE_BYTES[model.dtype], layout.devices
+  data, _, tensor = layout.decode
+  # What a device receives. Nothing is moved or copied if nothing changes.
+  moved = (1 - 1 / state.parts) * state.copy
+  batches = math.ceil(shape.prompts / layout.sample_batch)
+  together = _together(shape, layout, shape.prompts)
+  prompts = _multiple(together, data) // data
+  rows = prompts * shape.samples
+  whole = shape.prompt_tokens + shape.response_tokens
+  # Of training and evaluation, what is larger.
+  read, most = (
+    max(values)
+    for values in zip(
+      *(
+        (local, local * g)
+        for p, g in ((shape.prompts, shape.samples), shape.evaluated)
+        for local in [_multiple(_together(shape, layout, p), data) // data]
+      ),
+      strict=True,
+    )
+  )
+  # Reading prompts, then a token of every row at a time.
+  per_token = sizes.layers + sizes.vocabulary * model.d_model
+  reads = batches * prompts * shape.prompt_tokens
+  compute = 2 * reads * (
+    sizes.layers + 2 * _attended(model, shape.prompt_tokens)
+  )
+  memory = batches * state.weights
+  steps, start, links = batches * shape.response_tokens, 0, 0.0
+  for end in stages(shape.response_tokens):
+    slots, count = shape.prompt_tokens + end, batches * (end - start)
+    compute += (
+      2 * count * rows * (per_token + 2 * _attended(model, slots, half=False))
+    )
+    memory += count * (state.weights + rows * _cached(model, slots) / tensor)
+    start = end
+  if tensor > 1:
+    sums = 2 * model.num_layers * size * model.d_model
+    ring = 2 * (tensor - 1)
+    links = (steps * rows + reads) * sums * ring / tensor / chip.link_bandwidth
+    links += (steps + batches) * 2 * model.num_layers * ring * _HOP
+  return {
+    'move': Phase(
+      program=state.trained + state.copy,
+      beside=state.resident - state.trained,
+      links=moved / chip.link_bandwidth,
+    ),
+    'sampling': Phase(
+      program=state.weights
+      + most * _cached(model, whole) / tensor
+      + _HEAD * size * model.vocab_size * model.d_model / tensor
+      + _PREFILL * _layer_bytes(model, read, shape.prompt_tokens, tensor),
+      beside=state.resident - (state.weights - state.copy),
+      compute=compute / tensor / chip.flops,
+      memory=memory / chip.hbm_bandwidth,
+      links=links,
+    ),
+  }
+
+
+def _together(shape, layout, prompts):
+  """How many of so many prompts are sampled at a time, padding included."""
+  every = layout.sample_batch == shape.most_prompts
+  return prompts if every else layout.sample_batch
+
+
+def stages(length: int) -> list[int]:
+  """As `sampler.stages`, the numbers of tokens that caches have room for."""
+  ends = [length]
+  while ends[0] >= 2 * FIRST_STAGE:
+    ends.insert(0, -(-ends[0] // 2))
+  return ends
+
+
+class _Sizes(NamedTuple):
+  """Numbers of parameters."""
+
+  params: int  # Without adapters.
+  adapters: int
+  layers: int  # Of matrices of layers.
+  embeddings: int  # Of embeddings and head.
+  tables: int  # Number of such matrices.
+  vocabulary: int
+
+
+class _State(NamedTuple):
+  """Bytes of a device."""
+
+  trained: float  # Trained parameters.
+  grads: float
+  optimizer: float
+  base: float  # Frozen parameters under adapters.
+  resident: float  # All of those but gradients, and more; see `Cost`.
+  weights: float  # Parameters as sampling has them.
+  copy: float  # What of those is there only while sampling.
+  parts: int  # Devices that share a copy of the parameters in training.
+
+
+@functools.lru_cache(maxsize=None)
+def _sizes(model):
+  params = parameters.num_params(parameters.tensors(model))
+  tables = 1 if model.tie_embeddings else 2
+  embeddings = tables * model.vocab_size * model.d_model
+  return _Sizes(
+    params=params,
+    adapters=parameters.num_params(parameters.adapters(model)),
+    layers=params - embeddings,
+    embeddings=embeddings,
+    tables=tables,
+    vocabulary=model.vocab_size,
+  )
+
+
+def _state(model, shape, layout):
+  sizes = _sizes(model)
+  _, fsdp, tensor = layout.train
+  parts, split = fsdp * tensor, layout.decode[2]
+  stored, used = DTYPE_BYTES[model.param_dtype], DTYPE_BYTES[model.dtype]
+  base = sizes.params * stored / parts
+  # Sampling uses the training weights if neither dtype nor place differ.
+  same = stored == used and layout.train == layout.decode
+  decoded = sizes.params * used / split
+  if model.lora:
+    number = sizes.adapters
+    trained = number * _FLOAT / parts
+    adapters = number * used / split
+    frozen = base + (0 if same else decoded)
+    weights, copy = decoded + adapters, adapters
+  else:
+    number, trained, frozen = sizes.params, base, 0
+    weights, copy = decoded, 0 if same else decoded
+  optimizer = shape.moment_bytes * number / parts
+  return _State(
+    trained=trained,
+    grads=number * _FLOAT / parts,
+    optimizer=optimizer,
+    base=base if model.lora else 0,
+    resident=trained * (1 + shape.reference) + optimizer + frozen,
+    weights=weights,
+    copy=copy,
+    parts=parts,
+  )
+
+
+def _pass(model, shape, layout, chip, rows, length, name):
+  """Passes over rows of a round whose responses have `length` tokens."""
+  sizes, state = _sizes(model), _state(model, shape, layout)
+  data, fsdp, tensor = layout.train
+  backward = name.endswith('update')
+  padded = shape.update_rows(rows)
+  micro = min(padded, layout.micro_rows)
+  local = max(1, micro // (data * fsdp))
+  micros = math.ceil(padded / micro) * shape.mini_batches
+  whole = shape.prompt_tokens + length
+  tokens = local * whole  # Of a micro-batch.
+  size = DTYPE_BYTES[model.dtype]
+  layers, head = sizes.layers * size, model.d_model * model.vocab_size
+  trains = backward * (not model.lora)  # Whether matrices have gradients.
+
+  # Bytes of memory.
+  arguments = state.trained + state.base + backward * state.grads
+  stacked = (model.num_layers >= SCANNED) * layers / state.parts
+  gathered = layers / model.num_layers / tensor
+  longest = math.ceil(length / tensor)
+  positions = min(max(1, shape.logit_chunk // micro), longest)
+  logits = _FLOAT * positions * local * model.vocab_size
+  at_head = head * size * (1 + _EMBEDDINGS / state.parts)
+  at_layer = _layer_bytes(model, local, whole, tensor)
+  if backward:
+    saved = tokens * _saved(model, layout)
+    at_layer += _GATHERED * gathered + trains * stacked
+    # Gradients of the head are summed in float32, if they are of several chunks.
+    summed = _FLOAT if positions < longest else size
+    at_head += _LOGITS * logits + trains * head * summed
+  else:
+    saved = 0
+    at_layer = _SCORING * at_layer + _GATHERED_SCORING * gathered
+    at_head += _LOGITS_SCORING * logits
+  overlap = _OVERLAP if trains else _OVERLAP_SCORING
+  program = (
+    arguments
+    + stacked
+    + saved
+    + max(at_layer, at_head)
+    + overlap * min(at_layer, at_head)
+  )
+
+  # Work of a micro-batch; a forward pass of layers or head is one unit of it.
+  passes = 1 + backward * (1 + (layout.remat == 'block')) + trains
+  head_passes = 1 + 2 * backward + trains
+  products = passes * tokens * (sizes.layers + 2 * _attended(model, whole))
+  products += head_passes * local * length * head
+  # Weights are gathered for every pass over them but a recomputed one, and
+  # gradients are scattered. Copies of weights sum their gradients.
+  gathers, split = 1 + backward, fsdp * tensor
+  links = (1 - 1 / fsdp) * (gathers + trains) * layers / tensor
+  links += (1 - 1 / split) * (1 + trains) * head * size
+  links += 2 * (1 - 1 / data) * trains * sizes.params * size / split
+  # After attention and after the feed-forward, results are summed.
+  summed = 2 * passes * model.num_layers * tokens * model.d_model * size
+  links += 2 * (1 - 1 / tensor) * summed
+  moved = 2 * (gathers + trains) * layers / tensor
+  moved += 2 * (backward * state.grads + saved)
+  return Phase(
+    program=program,
+    beside=state.resident - state.trained - state.base,
+    compute=micros * 2 * products / tensor / chip.flops,
+    memory=micros * moved / chip.hbm_bandwidth,
+    links=micros * links / chip.link_bandwidth,
+  )
+
+
+def _layer_bytes(model, rows, length, tensor):
+  """Bytes of the arrays of one layer in its backward pass."""
+  size, (heads, kv_heads) = DTYPE_BYTES[model.dtype], _heads(model)
+  values = _LAYER['D'] * model.d_model + (
+    _LAYER['F'] * model.d_ff + _LAYER['H'] * heads + _LAYER['K'] * kv_heads
+  ) / tensor
+  holds_scores = model.attention == 'plain' or (
+    model.attention == 'auto' and length < LONG
+  )
+  scores = holds_scores * model.num_heads * length * (_FLOAT + size) / tensor
+  return rows * length * (values * size + scores)
+
+
+def _heads(model):
+  """Sizes of the queries, and of the keys, of a token."""
+  return (
+    model.num_heads * model.head_dim,
+    model.num_kv_heads * model.head_dim,
+  )
+
+
+def _saved(model, layout):
+  """Bytes that all layers save for the backward pass, a token."""
+  tensor, (heads, kv_heads) = layout.train[2], _heads(model)
   d, f = model.d_model, model.d_ff
-  layer = 8 * d + 3 * f
-  layer += model.num_heads * slots  # Attention weights of a token.
-  qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-  products = qkv + d + 2 * f + d  # With the weights: qkv, o, gate and up, down.
-  saved = {'none': layer, 'dots': d + products, 'block': d}[model.remat]
-  # Recomputed values exist for one layer at a time.
-  return model.num_layers * saved + (layer if saved < layer else 0)
+  values = {
+    'block': d,
+    'dots': 2 * d + heads + 2 * kv_heads + 2 * f,
+    'none': 10 * d + 6 * (heads + kv_heads + f),  # Many of them in float32.
+  }[layout.remat]
+  return model.num_layers * values * DTYPE_BYTES[model.dtype] / tensor
 
 
-def _sampling(model, shape) -> int:
-  """Bytes of the caches of samples and, before them, of their prompts."""
-  slots = shape.prompt_tokens + shape.response_tokens
+def _attended(model, length, half=True):
+  """Products a token of scores, and of results, of all layers: H E S / 2."""
+  slots = sum(
+    min(model.layer(i).window or length, length / (1 + half))
+    for i in range(model.num_layers)
+  )
+  return model.num_heads * model.head_dim * slots
+
+
+def _cached(model, slots):
+  """Bytes of the keys and values of a row."""
+  entries = sum(
+    min(slots, model.layer(i).window or slots) for i in range(model.num_layers)
+  )
   token = 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
-  cache = shape.sampled_prompts * slots * model.num_layers * token
-  scores = shape.sampled_prompts * model.num_heads * shape.prompt_tokens * slots
-  return cache * shape.samples + max(cache, _FLOAT * scores)
+  return entries * token
+
+
+def _multiple(n, of):
+  return math.ceil(n / of) * of

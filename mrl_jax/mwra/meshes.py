@@ -1,6 +1,7 @@
 """From a plan to meshes of devices."""
 
 from collections.abc import Sequence
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from mrl_jax import config
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import planner
+from mrl_jax.mwra import topology as topology_lib
 
 
 class Meshes(NamedTuple):
@@ -23,16 +25,50 @@ class Meshes(NamedTuple):
 def build(
   plan: planner.Plan, devices: Sequence[jax.Device]
 ) -> dict[str, Meshes]:
-  """The meshes of every policy; `devices` are in the planner's order."""
+  """The meshes of every policy; `devices` are those of `topology`."""
 
   def mesh(part, shape):
     chosen = np.array([devices[i] for i in part.devices])
     return Mesh(chosen.reshape(shape), config.MESH_AXES)
 
   return {
-    name: Meshes(mesh(part, part.shape), mesh(part, part.decode_shape))
+    name: Meshes(mesh(part, part.layout.train), mesh(part, part.layout.decode))
     for name, part in plan.items()
   }
+
+
+def topology(devices: Sequence[jax.Device]) -> topology_lib.Topology:
+  """Where devices are."""
+  return topology_lib.build(
+    [
+      topology_lib.Place(
+        process=device.process_index,
+        coords=tuple(device.coords),
+        core=device.core_on_chip,
+        slice=device.slice_index,
+      )
+      if device.platform == 'tpu'
+      else topology_lib.Place(process=device.process_index)
+      for device in devices
+    ]
+  )
+
+
+def chip(devices: Sequence[jax.Device]) -> chips.Chip:
+  """What the devices are, with the memory that the smallest one reports.
+
+  Kinds that are not in the table have the speed of another one: plans then
+  compare times of policies, but do not predict them.
+  """
+  kind, platform = devices[0].device_kind, devices[0].platform
+  known = {kind: chip for chip in chips.CHIPS.values() for kind in chip.kinds}
+  other = chips.CHIPS[_NOMINAL.get(platform, 'cpu')]
+  return dataclasses.replace(
+    known.get(kind, other), hbm_bytes=device_bytes(devices)
+  )
+
+
+_NOMINAL = {'gpu': 'h100', 'tpu': 'v5e'}
 
 
 def device_bytes(devices: Sequence[jax.Device]) -> float:

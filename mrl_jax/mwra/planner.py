@@ -1,24 +1,31 @@
-"""Carves the devices into one slice for each policy."""
+"""Gives every policy its devices, and chooses how it runs on them."""
 
 from collections.abc import Mapping
 import dataclasses
-import math
 
 from mrl_jax import checks
+from mrl_jax.architecture import AUTO
+from mrl_jax.architecture import Lora
 from mrl_jax.architecture import ModelConfig
+from mrl_jax.architecture import PROJECTIONS
+from mrl_jax.mwra import carve
+from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost as cost_lib
+from mrl_jax.mwra import layouts
+from mrl_jax.mwra import topology as topology_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-  """The devices of one policy."""
+  """The devices of one policy, and how it runs on them."""
 
-  devices: tuple[int, ...]  # Contiguous indices in the list of all devices.
-  shape: tuple[int, int, int]  # Sizes of the mesh axes (data, fsdp, tensor).
-  decode_shape: tuple[int, int, int]  # The same while sampling.
-  model: ModelConfig
+  devices: tuple[int, ...]  # Indices in the list of all devices, in mesh order.
+  box: topology_lib.Box
+  layout: cost_lib.Layout
+  model: ModelConfig  # With its `remat`.
   cost: cost_lib.Cost
-  load: float  # Operations per device, relative to those of the slowest policy.
+  load: float  # Estimated time of a round over that of the slowest policy.
+  reason: str  # Why it has these devices.
 
 
 Plan = Mapping[str, Slice]
@@ -27,131 +34,238 @@ Plan = Mapping[str, Slice]
 def plan(
   models: Mapping[str, ModelConfig],
   shapes: Mapping[str, cost_lib.RoundShape],
-  devices: int,
+  topology: topology_lib.Topology,
+  chip: chips.Chip,
   *,
-  divides: int,
-  tensor: int = 1,
-  device_bytes: float = math.inf,
+  choices: layouts.Choices = layouts.Choices(),
   time_share: bool = False,
 ) -> Plan:
   """Plans slices with the least makespan, the time of the slowest policy.
 
-  Makespans are tried in increasing order; each gives every policy the fewest
-  devices that meet it. The first assignment that fits has the least makespan
-  and, for it, the fewest devices, under the cost model.
+  Each policy has its fastest layout for every number of devices on which it
+  fits in memory; `carve` then gives each one a slice.
 
   Args:
     models: the architecture of every policy.
     shapes: the sizes of a round of every policy.
-    devices: the number of devices.
-    divides: the number of rows of a batch, or another count that the fsdp axis
-      of every slice must divide.
-    tensor: size of the tensor axis of every slice.
-    device_bytes: memory of one device; infinite if it is not known.
+    topology: all devices.
+    chip: one of them.
+    choices: what the user has fixed.
     time_share: whether policies take turns on all devices.
 
   Raises InputError if there is no plan; the message names the policy, what is
-  short, and what would help.
+  short, and a change with which the policy fits.
   """
-  costs = {
-    name: cost_lib.estimate(m, shapes[name]) for name, m in models.items()
-  }
-  sizes = {
-    name: _sizes(
-      name, model, costs[name], devices, divides, tensor, device_bytes
-    )
+  for name, model in models.items():
+    _check_tensor(name, model, choices)
+  if time_share:
+    return _shared(models, shapes, topology, chip, choices)
+  found = {
+    name: {
+      n: layouts.best(model, shapes[name], chip, n, choices)
+      for n in topology.sizes()
+    }
     for name, model in models.items()
   }
-  if time_share:
-    chosen = {name: max(fits) for name, fits in sizes.items()}
-    _check_shared(costs, chosen, tensor, device_bytes)
-  else:
-    chosen = _fastest(costs, sizes, devices)
-  slowest = max(costs[name].flops / n for name, n in chosen.items())
-  slices, start = {}, 0
-  # The largest slice first, so that slices of powers of two are aligned.
-  for name in sorted(chosen, key=lambda name: -chosen[name]):
-    n = chosen[name]
-    slices[name] = Slice(
-      devices=tuple(range(start, start + n)),
-      shape=(1, n // tensor, tensor),
-      decode_shape=(n // tensor, 1, tensor),
-      model=models[name],
-      cost=costs[name],
-      load=costs[name].flops / n / slowest,
-    )
-    start += 0 if time_share else n
-  return {name: slices[name] for name in models}
-
-
-def _sizes(name, model, cost, devices, divides, tensor, device_bytes):
-  """The numbers of devices that a policy can run on."""
-  split = ('num_heads', 'num_kv_heads', 'd_ff', 'vocab_size')
-  sizes = {field: getattr(model, field) for field in split}
-  wrong = [f'{field} = {n}' for field, n in sizes.items() if n % tensor]
-  checks.require(
-    not wrong,
-    f'policy {name}: mwra.tensor = {tensor} does not divide {", ".join(wrong)}',
-  )
-  shapes = [
-    fsdp * tensor
-    for fsdp in range(1, devices // tensor + 1)
-    if model.d_model % fsdp == divides % fsdp == 0
-  ]
-  checks.require(
-    bool(shapes),
-    f'policy {name} needs at least mwra.tensor = {tensor} devices; '
-    f'there are {devices}',
-  )
-  fits = [n for n in shapes if cost.peak_bytes(n // tensor) <= n * device_bytes]
-  if not fits:
-    n = max(shapes)
-    needs = cost.peak_bytes(n // tensor)
-    short = needs / n - device_bytes
-    raise checks.InputError(
-      f'policy {name} needs {_gib(needs)} and fits on no slice of '
-      f'{devices} devices of {_gib(device_bytes)}: each lacks {_gib(short)}. A '
-      f'smaller sample.batch reduces its {_gib(cost.cache_bytes)} of caches, a '
-      'smaller train.micro_rows or train.logit_chunk its '
-      f'{_gib(cost.update_bytes)} of activations'
-    )
-  return fits
-
-
-def _check_shared(costs, chosen, tensor, device_bytes):
-  """All states stay resident; one policy at a time samples or updates."""
-  copies = {name: n // tensor for name, n in chosen.items()}
-  states = sum(costs[name].resident_bytes(n) for name, n in copies.items())
-  work = max(costs[name].work_bytes(n) for name, n in copies.items())
-  devices = min(chosen.values())
-  checks.require(
-    states + work <= devices * device_bytes,
-    f'{len(costs)} policies that take turns need {_gib(states)} for their '
-    f'states and {_gib(work)} to work; {devices} devices have '
-    f'{_gib(devices * device_bytes)}',
-  )
-
-
-def _fastest(costs, sizes, devices):
-  times = sorted(
-    {costs[name].flops / n for name, fits in sizes.items() for n in fits}
-  )
-  for makespan in times:
-    chosen = {
-      name: min(
-        (n for n in fits if costs[name].flops / n <= makespan), default=None
+  fits = {
+    name: {n: fit for n, fit in each.items() if isinstance(fit, layouts.Fit)}
+    for name, each in found.items()
+  }
+  for name, each in fits.items():
+    if not each:
+      raise checks.InputError(
+        _no_fit(name, models[name], shapes[name], topology, chip, choices)
       )
-      for name, fits in sizes.items()
-    }
-    if None not in chosen.values() and sum(chosen.values()) <= devices:
-      return chosen
-  least = {name: min(fits) for name, fits in sizes.items()}
-  needs = ', '.join(f'{name} at least {n}' for name, n in least.items())
-  raise checks.InputError(
-    f'{len(costs)} policies do not fit on {devices} devices: {needs}. Use '
-    f'{sum(least.values())} devices, or let policies take turns on them with '
-    '--config.mwra.time_share=True'
+  boxes = carve.carve(
+    topology,
+    {
+      name: {n: fit.cost.seconds for n, fit in each.items()}
+      for name, each in fits.items()
+    },
   )
+  return _slices(
+    topology,
+    boxes,
+    {name: fits[name][box.size] for name, box in boxes.items()},
+    {
+      name: _reason(found[name], box.size, chip) for name, box in boxes.items()
+    },
+  )
+
+
+def _shared(models, shapes, topology, chip, choices):
+  """All states stay resident; one policy at a time samples or updates."""
+  sizes, reserved, fits = topology.sizes(), dict.fromkeys(models, 0.0), {}
+  for _ in range(2):  # The second time, with room for the others' states.
+    for name, model in models.items():
+      each = (
+        layouts.best(model, shapes[name], chip, n, choices, reserved[name])
+        for n in reversed(sizes)
+      )
+      fit = next((f for f in each if isinstance(f, layouts.Fit)), None)
+      if fit is None and name not in fits:
+        raise checks.InputError(
+          _no_fit(name, model, shapes[name], topology, chip, choices)
+        )
+      fits[name] = fit or fits[name]
+    states = {name: fit.cost.resident_bytes for name, fit in fits.items()}
+    reserved = {name: sum(states.values()) - states[name] for name in models}
+  work = max(fit.cost.work_bytes for fit in fits.values())
+  room = layouts.SHARE * chip.hbm_bytes
+  checks.require(
+    sum(states.values()) + work <= room,
+    f'{len(fits)} policies that take turns need '
+    f'{_gib(sum(states.values()))} of every device for their states and '
+    f'{_gib(work)} to work; plans use {_gib(room)}',
+  )
+  boxes = {
+    name: topology.boxes(fit.layout.devices)[0] for name, fit in fits.items()
+  }
+  reasons = dict.fromkeys(fits, 'policies take turns')
+  return _slices(topology, boxes, fits, reasons)
+
+
+def _slices(topology, boxes, fits, reasons):
+  slowest = max(fit.cost.seconds for fit in fits.values())
+  return {
+    name: Slice(
+      devices=topology.devices(boxes[name]),
+      box=boxes[name],
+      layout=fit.layout,
+      model=fit.model,
+      cost=fit.cost,
+      load=fit.cost.seconds / slowest,
+      reason=reasons[name],
+    )
+    for name, fit in fits.items()
+  }
+
+
+def _reason(found, devices, chip):
+  """Why a policy has so many devices, and not fewer."""
+  smaller = max((n for n in found if n < devices and found[n]), default=None)
+  if smaller is None:
+    return 'the smallest slice'
+  other = found[smaller]
+  if isinstance(other, layouts.Fit):
+    times = f'{other.cost.seconds:.3g} s, not {found[devices].cost.seconds:.3g}'
+    return f'time: on {smaller} a round takes {times}'
+  short = other.bytes - layouts.SHARE * chip.hbm_bytes
+  return f'memory: on {smaller} {other.program} lacks {_gib(short)} a device'
+
+
+def _check_tensor(name, model, choices):
+  for key in ('tensor', 'decode_tensor'):
+    size = getattr(choices, key)
+    wrong = [
+      f'{field} = {getattr(model, field)}'
+      for field in layouts.SPLIT
+      if size and getattr(model, field) % size
+    ]
+    checks.require(
+      not wrong,
+      f'policy {name}: mwra.{key} = {size} does not divide {", ".join(wrong)}',
+    )
+
+
+def _no_fit(name, model, shape, topology, chip, choices):
+  """The error for a policy that fits on no slice: with what it would."""
+  found = [
+    (n, layouts.best(model, shape, chip, n, choices)) for n in topology.sizes()
+  ]
+  misfits = [(misfit.bytes, n, misfit) for n, misfit in found if misfit]
+  if not misfits:
+    sizes = ', '.join(map(str, topology.sizes()))
+    return (
+      f'policy {name} has no layout on {sizes} devices. Sizes of the data and '
+      'fsdp axes together must divide '
+      f'train.row_multiple = {shape.row_multiple}, that of the fsdp axis '
+      f'd_model = {model.d_model}, and of the tensor axis '
+      + ', '.join(f'{field} = {getattr(model, field)}' for field in layouts.SPLIT)
+    )
+  needs, n, misfit = min(misfits)
+  room = layouts.SHARE * chip.hbm_bytes
+  change = _change(name, model, shape, topology, chip, choices)
+  return (
+    f'policy {name} does not fit: on {n} devices {misfit.program} needs '
+    f'{_gib(needs)} of each, {_gib(needs - room)} more than plans use of '
+    f'{_gib(chip.hbm_bytes)}. {change}'
+  )
+
+
+def _change(name, model, shape, topology, chip, choices):
+  """Says with which change the policy fits: the first of some that are tried."""
+  fixed = [key for key, size in dataclasses.asdict(choices).items() if size]
+  auto, free = dataclasses.replace(model, remat=AUTO), layouts.Choices()
+  tries = [
+    (model, shape, dataclasses.replace(choices, **{key: 0})) for key in fixed
+  ]
+  tries += [(auto, shape, choices), (auto, shape, free)]
+  chunk = shape.logit_chunk // 2
+  while chunk >= _LEAST_CHUNK:
+    smaller = dataclasses.replace(shape, logit_chunk=chunk)
+    tries += [(model, smaller, choices), (auto, smaller, free)]
+    chunk //= 2
+  here, most = topology.sizes(), topology.size
+  more = [most * 2**k for k in range(1, 7)]
+  same = [(model, shape, choices), (auto, shape, free)]
+  ways = [(here, tries), *(([n], same) for n in more)]
+  if not model.lora:
+    lora = Lora(rank=16, alpha=32, target_modules=PROJECTIONS[:4])
+    ways.append((here, [(dataclasses.replace(auto, lora=lora), shape, free)]))
+  for sizes, each in ways:
+    for other, changed, open_ in each:
+      for n in sizes:
+        fit = layouts.best(other, changed, chip, n, open_)
+        if isinstance(fit, layouts.Fit):
+          flags = _flags(name, model, shape, choices, fit, changed)
+          where = f'on {n} devices' if n > most else ''
+          return ' '.join(filter(None, ['It fits', where, *flags]))
+  return 'No change of layout, batches or adapters was found with which it fits'
+
+
+_LEAST_CHUNK = 256  # Tokens.
+
+
+def _flags(name, model, shape, choices, fit, changed):
+  """The flags that differ between what was asked for and what fits."""
+  layout = fit.layout
+  chosen = {
+    'mwra.data': (choices.data, layout.train[0]),
+    'mwra.tensor': (choices.tensor, layout.train[2]),
+    'mwra.decode_tensor': (choices.decode_tensor, layout.decode[2]),
+    'train.micro_rows': (choices.micro_rows, layout.micro_rows),
+    'sample.batch': (choices.sample_batch, layout.sample_batch),
+    'train.logit_chunk': (shape.logit_chunk, changed.logit_chunk),
+    f'policies.{name}.model.remat': (
+      model.remat if model.remat != AUTO else '',
+      fit.model.remat,
+    ),
+  }
+  flags = [
+    f'--config.{key}={value}'
+    for key, (asked, value) in chosen.items()
+    if asked and asked != value
+  ]
+  if fit.model.lora != model.lora:
+    flags.append(f'--config.policies.{name}.lora.rank={fit.model.lora.rank}')
+  return flags
+
+
+def explain(plan: Plan, topology: topology_lib.Topology) -> list[str]:
+  """A sentence for each policy: what bounds its round, and why its devices."""
+  lines = []
+  for name, part in plan.items():
+    phases = part.cost.phases
+    slowest = max(phases, key=lambda phase: phases[phase].seconds)
+    largest = max(phases, key=lambda phase: phases[phase].bytes)
+    lines.append(
+      f'{name}: {topology.describe(part.box)}. {slowest} takes '
+      f'{phases[slowest].seconds / part.cost.seconds:.0%} of a round, bounded by '
+      f'{phases[slowest].bound}; {largest} needs the most memory. '
+      f'{part.reason}'
+    )
+  return lines
 
 
 def _gib(size: float) -> str:

@@ -152,8 +152,9 @@ def _workers(
 ) -> dict[str, worker_lib.Worker]:
   workers, placed = {}, meshes.build(plan, jax.devices())
   for name, part in plan.items():
+    chosen = planning.settled(config, part)
     training = planning.training(
-      config, method, part.model, placed[name], policies[name].context
+      chosen, method, part.model, placed[name], policies[name].context
     )
     workers[name] = worker_lib.Worker(
       name=name,
@@ -168,6 +169,6 @@ def _workers(
       key=jax.random.fold_in(
         jax.random.key(config.seed), zlib.crc32(name.encode())
       ),
-      config=config,
+      config=chosen,
     )
   return workers

@@ -21,6 +21,7 @@ from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder
 from mrl_jax.models import public
 from mrl_jax.mwra import cost
+from mrl_jax.mwra import layouts
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.thl import byte_tokenizer
@@ -95,28 +96,67 @@ def plan(
     models[name] = pretrained.architecture(
       config.policies[name], vocabulary, load_config
     )
-    _, params, _ = decoder.abstract(models[name])
-    shapes[name] = cost.RoundShape(
-      rows=config.train.prompts * config.train.samples,
-      samples=max(config.train.samples, config.eval.samples),
-      sampled_prompts=config.sample.batch
-      or max(config.train.prompts, config.eval.batch),
-      prompt_tokens=context,
-      response_tokens=config.sample.max_tokens,
-      micro_rows=config.train.micro_rows,
-      logit_chunk=config.train.logit_chunk,
-      moment_bytes=optimizer.moment_bytes(config.train.optimizer, params),
-      reference=method.reference,
-    )
+    shapes[name] = _round_shape(config, method, name, models[name], context)
   return planner.plan(
     models,
     shapes,
-    len(devices),
-    divides=config.train.row_multiple,
-    tensor=config.mwra.tensor,
-    device_bytes=meshes.device_bytes(devices),
+    meshes.topology(devices),
+    meshes.chip(devices),
+    choices=layouts.Choices(
+      data=config.mwra.data,
+      tensor=config.mwra.tensor,
+      decode_tensor=config.mwra.decode_tensor,
+      micro_rows=config.train.micro_rows,
+      sample_batch=config.sample.batch,
+    ),
     time_share=config.mwra.time_share,
   )
+
+
+def _round_shape(config, method, name, model, context) -> cost.RoundShape:
+  train, own = config.train, config.train.prompts * config.train.samples
+  by_trainer = _by_trainer(train.old_logp, method, model)
+  corrected = config.method.correction.level != 'none'
+  trains_on_peers = 'peer' in method.objectives(by_trainer)
+  heard = len(config_lib.listens_to(config.policies)[name])
+  peers = own * min(heard, config.method.max_peer_groups or heard)
+  _, params, _ = decoder.abstract(model)
+  return cost.RoundShape(
+    prompts=train.prompts,
+    samples=train.samples,
+    mini_batches=train.mini_batches,
+    peer_rows=trains_on_peers * peers,
+    scored_rows=own * ((by_trainer or corrected) + method.reference),
+    scored_peer_rows=scores_peers(config, method) * peers,
+    evaluated=(config.eval.batch, config.eval.samples),
+    prompt_tokens=context,
+    response_tokens=config.sample.max_tokens,
+    peer_tokens=config.thl.max_tokens,
+    logit_chunk=train.logit_chunk,
+    row_multiple=train.row_multiple,
+    moment_bytes=optimizer.moment_bytes(train.optimizer, params),
+    reference=method.reference,
+  )
+
+
+def scores_peers(config: ml_collections.ConfigDict, method) -> bool:
+  """Whether policies score the rows of peers."""
+  prp = method.parts.how == 'prp'
+  return method.parts.how == 'graft' or (
+    prp and config.method.prp.denominators != 'behaviour'
+  )
+
+
+def settled(
+  config: ml_collections.ConfigDict, part: planner.Slice
+) -> ml_collections.ConfigDict:
+  """The config of a run with what the plan of one policy chose for it."""
+  config = ml_collections.ConfigDict(config)
+  config.train.micro_rows = part.layout.micro_rows
+  most = max(config.train.prompts, config.eval.batch)
+  if config.sample.batch or part.layout.sample_batch < most:
+    config.sample.batch = part.layout.sample_batch
+  return config
 
 
 def training(
@@ -182,9 +222,17 @@ def describe(
         adapters=part.cost.adapters,
         vocabulary=part.model.vocab_size,
         devices=list(part.devices),
-        mesh=dict(zip(config_lib.MESH_AXES, part.shape, strict=True)),
-        memory_bytes=part.cost.peak_bytes(part.shape[1]) / len(part.devices),
+        mesh=dict(zip(config_lib.MESH_AXES, part.layout.train, strict=True)),
+        decode_mesh=dict(
+          zip(config_lib.MESH_AXES, part.layout.decode, strict=True)
+        ),
+        micro_rows=part.layout.micro_rows,
+        sample_batch=part.layout.sample_batch,
+        remat=part.layout.remat,
+        memory_bytes=part.cost.peak_bytes,
+        seconds=part.cost.seconds,
         load=part.load,
+        reason=part.reason,
       )
       for name, part in plan.items()
       for policy in [policies[name]]

@@ -190,7 +190,7 @@ def programs(
       'update', update.build_apply(spec), (state, grads), mesh, beside=(copied,)
     )
   )
-  part = 'peer' if _scores_peers(config, method) else 'own'
+  part = 'peer' if planning.scores_peers(config, method) else 'own'
   if part == 'peer' or training.rescores or method.reference:
     rows = packer.abstract(counts[part], packer.lengths[part])
     found.append(
@@ -284,14 +284,6 @@ def _placed(tree, places):
   )
 
 
-def _scores_peers(config, method) -> bool:
-  """Whether the policy scores rows of peers."""
-  prp = method.parts.how == 'prp'
-  return method.parts.how == 'graft' or (
-    prp and config.method.prp.denominators != 'behaviour'
-  )
-
-
 def chip_bytes(tree) -> int:
   """Bytes of a tree of placed arrays on one of their chips."""
   return sum(
@@ -374,9 +366,10 @@ def prove(
     devices: the devices of the plan.
     progress: is told which program is compiled next.
   """
+  configs = {name: planning.settled(config, part) for name, part in plan.items()}
   trainings = {
     name: planning.training(
-      config, method, plan[name].model, placed, sizes[name].context
+      configs[name], method, plan[name].model, placed, sizes[name].context
     )
     for name, placed in meshes.build(plan, devices).items()
   }
@@ -387,7 +380,7 @@ def prove(
       for other in plan
       if other != name and {*plan[other].devices} & {*part.devices}
     )
-    for program in programs(trainings[name], config, method):
+    for program in programs(trainings[name], configs[name], method):
       progress(f'{name}: {program.name}')
       proof = compile_program(program)
       proofs[name].append(
@@ -410,14 +403,17 @@ def _resident(training):
 
 def _estimate(program, part) -> float | None:
   """Bytes of a chip in use while a program runs, by the planner's model."""
-  cost, copies = part.cost, part.shape[1]
-  if program.endswith('gradient'):
-    work = cost.update_bytes
-  elif program == 'sampling':
-    work = cost.peak_bytes(copies) - cost.resident_bytes(copies)
-  else:
-    return None
-  return (cost.resident_bytes(copies) + work) / len(part.devices)
+  phase = _PHASES.get(program, program)
+  return part.cost.phases[phase].bytes if phase in part.cost.phases else None
+
+
+# The planner's names of programs.
+_PHASES = {
+  'own gradient': 'update',
+  'peer gradient': 'peer update',
+  'own scoring': 'scoring',
+  'update': 'apply',
+}
 
 
 def figures(proofs: Mapping[str, Sequence[Proof]]) -> dict:

@@ -154,7 +154,7 @@ def cache_name(
       packer.context,
       packer.lengths['own'],
       config.train.row_multiple,
-      config.train.micro_rows,
+      packer.train.micro_rows,
       config.train.logit_chunk,
     ],
     'mesh': dict(mesh.shape),

@@ -1,0 +1,162 @@
+"""Chooses how a policy runs on a number of devices: the fastest way that fits."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from mrl_jax.architecture import AUTO
+from mrl_jax.architecture import ModelConfig
+from mrl_jax.architecture import REMAT
+from mrl_jax.mwra import chips
+from mrl_jax.mwra import cost as cost_lib
+
+# The share of a device's memory that a plan uses: `cost` may be 5% too low.
+SHARE = 0.94
+# Weights are replicated over a data axis, and sampling gets a larger tensor axis,
+# if that saves more than this share of the time.
+_WORTH = 0.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices:
+  """What the user has fixed; 0 leaves the choice open."""
+
+  data: int = 0  # Size of the data axis in training.
+  tensor: int = 0  # Size of the tensor axis in training.
+  decode_tensor: int = 0  # Size of the tensor axis while sampling.
+  micro_rows: int = 0
+  sample_batch: int = 0
+
+
+class Fit(NamedTuple):
+  """A layout that fits in memory."""
+
+  model: ModelConfig  # With its `remat`.
+  layout: cost_lib.Layout
+  cost: cost_lib.Cost
+
+
+class Misfit(NamedTuple):
+  """Why no layout fits; of all layouts, the one that needs the least memory."""
+
+  bytes: float  # What a program of it needs of a device.
+  program: str
+  layout: cost_lib.Layout
+
+
+def best(
+  model: ModelConfig,
+  shape: cost_lib.RoundShape,
+  chip: chips.Chip,
+  devices: int,
+  choices: Choices = Choices(),
+  reserved: float = 0.0,
+) -> Fit | Misfit | None:
+  """The layout with the least time of a round among those that fit in memory.
+
+  Training has the smallest tensor axis that fits. Micro-batches and the batches
+  that are sampled are the largest that fit, as larger ones are never slower by
+  the cost model.
+
+  Args:
+    model: the policy; a `remat` of 'auto' is open.
+    shape: the sizes of its round.
+    chip: one of the devices.
+    devices: the number of devices.
+    choices: what is not open.
+    reserved: bytes of a device that are not free.
+
+  Returns None if no layout has so many devices, whatever the memory.
+  """
+  room = SHARE * chip.hbm_bytes - reserved
+  fit, misfit = None, None
+  for train in _train_meshes(model, shape, devices, choices):
+    if fit and train[2] > fit.layout.train[2]:
+      break
+    for split in _divisors(model, devices, choices.decode_tensor):
+      decode = devices // split, 1, split
+      found = _in_room(model, shape, chip, train, decode, choices, room)
+      if isinstance(found, Misfit):
+        misfit = min(misfit or found, found)
+      elif fit is None or (
+        found.cost.seconds < (1 - _WORTH) * fit.cost.seconds
+      ):
+        fit = found
+  return fit or misfit
+
+
+def _in_room(model, shape, chip, train, decode, choices, room):
+  """The fastest fit with the given meshes, or a misfit."""
+  updates, misfits = [], []
+  remats = REMAT if model.remat == AUTO else (model.remat,)
+  for remat in remats:
+    for rows in _micro_rows(shape, train, choices.micro_rows):
+      layout = cost_lib.Layout(train, decode, rows, decode[0], remat)
+      phases = cost_lib.train_phases(model, shape, layout, chip)
+      program = max(phases, key=lambda name: phases[name].bytes)
+      if phases[program].bytes <= room:
+        seconds = sum(phase.seconds for phase in phases.values())
+        updates.append((seconds, layout))
+        break
+      misfits.append(Misfit(phases[program].bytes, program, layout))
+  if not updates:
+    return min(misfits)
+  _, layout = min(updates)
+  misfits = []
+  for batch in _batches(shape, choices.sample_batch):
+    layout = layout._replace(sample_batch=batch)
+    cost = cost_lib.estimate(model, shape, layout, chip)
+    if cost.peak_bytes <= room:
+      return Fit(dataclasses.replace(model, remat=layout.remat), layout, cost)
+    misfits.append(Misfit(cost.peak_bytes, 'sampling', layout))
+  return min(misfits)
+
+
+def _train_meshes(model, shape, devices, choices):
+  """Sizes of (data, fsdp, tensor), by increasing tensor and data axes."""
+  for tensor in _divisors(model, devices, choices.tensor):
+    rows = devices // tensor
+    sizes = [choices.data] if choices.data else range(1, rows + 1)
+    for data in sizes:
+      if (
+        rows % data == 0
+        and model.d_model % (rows // data) == 0
+        and shape.row_multiple % rows == 0
+        and any(_micro_rows(shape, (data, rows // data), choices.micro_rows))
+      ):
+        yield data, rows // data, tensor
+
+
+def _divisors(model, devices, fixed):
+  """Sizes of a tensor axis; all sharded dimensions are divisible by them."""
+  sizes = [fixed] if fixed else range(1, min(devices, model.num_kv_heads) + 1)
+  whole = math.gcd(devices, *(getattr(model, field) for field in SPLIT))
+  return [size for size in sizes if whole % size == 0]
+
+
+# Dimensions of a model that are sharded over the tensor axis.
+SPLIT = ('num_heads', 'num_kv_heads', 'd_ff', 'vocab_size')
+
+
+def _micro_rows(shape, train, fixed):
+  """Sizes of micro-batches that fill the mesh, the largest first."""
+  ways = train[0] * train[1]
+  if fixed:
+    return [fixed] if fixed % ways == 0 else []
+  whole = shape.update_rows(shape.prompts * shape.samples)
+  return [
+    rows
+    for rows in range(whole, 0, -ways)
+    if whole % rows == 0
+    and (rows % shape.row_multiple == 0 or shape.row_multiple % rows == 0)
+  ]
+
+
+def _batches(shape, fixed):
+  """Numbers of prompts that are sampled together, the largest first."""
+  if fixed:
+    return [fixed]
+  batches = [shape.most_prompts]
+  while batches[-1] > 1:
+    batches.append(math.ceil(batches[-1] / 2))
+  return batches
