@@ -250,7 +250,7 @@ KEYS = {
   ),
   # Sizes of every policy's mesh axes; 0 is the planner's choice.
   'mwra.data': Key(0, 'Of the data axis in training.', 0),
-  'mwra.tensor': Key(0, 'Of the tensor axis in training.', 0),
+  'mwra.tensor': Key(1, 'Of the tensor axis in training.', 0),
   'mwra.decode_tensor': Key(0, 'Of the tensor axis while sampling.', 0),
   'mwra.time_share': Key(False, 'All policies take turns on all devices.'),
   'checkpoint.every': Key(50, 'Rounds between checkpoints.', 1),

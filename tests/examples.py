@@ -72,13 +72,12 @@ def model(**changes) -> architecture.ModelConfig:
 def round_shape(**changes) -> cost.RoundShape:
   """What a policy does in a small round."""
   fields = {
-    'rows': 32,
+    'prompts': 32,
     'samples': 1,
-    'sampled_prompts': 32,
     'prompt_tokens': 8,
     'response_tokens': 8,
-    'micro_rows': 32,
     'logit_chunk': 64,
+    'row_multiple': 32,
   }
   return cost.RoundShape(**{**fields, **changes})
 

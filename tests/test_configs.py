@@ -6,21 +6,23 @@ import itertools
 import os
 import random
 
+import jax
 import pytest
 
 from configs import four
 from configs import star
+from mrl_jax import algorithms
 from mrl_jax import config as config_lib
+from mrl_jax import parameters
 from mrl_jax import records
 from mrl_jax.data import arithmetic
 from mrl_jax.data import vocabulary
 from mrl_jax.models import families
-from mrl_jax.mwra import cost
-from mrl_jax.mwra import planner
 from mrl_jax.sharing import publish
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 from mrl_jax.training import peers
+from mrl_jax.training import planning
 from tests import examples
 from tests import runs
 
@@ -100,28 +102,12 @@ def test_records_reach_all_listeners_in_their_own_tokens(
 @pytest.mark.parametrize('module', [star, four])
 def test_every_policy_has_devices_of_its_own(module):
   config = module.get_config()
-  shape = cost.RoundShape(
-    rows=config.train.prompts * config.train.samples,
-    samples=config.train.samples,
-    sampled_prompts=config.train.prompts,
-    prompt_tokens=config.sample.max_prompt_tokens,
-    response_tokens=config.sample.max_tokens,
-    micro_rows=config.train.micro_rows,
-    logit_chunk=config.train.logit_chunk,
-  )
-  models = {
-    name: families.build(vocab_size=policy.tokenizer.vocab_size, **policy.model)
-    for name, policy in config.policies.items()
-  }
-  plan = planner.plan(
-    models,
-    dict.fromkeys(models, shape),
-    config.mwra.emulated_devices,
-    divides=config.train.row_multiple,
-  )
+  method = algorithms.build(config.method)
+  sizes = planning.without_data(config)
+  plan = planning.plan(config, method, sizes, jax.devices())
   used = [device for part in plan.values() for device in part.devices]
   assert all(part.devices for part in plan.values())
-  assert len(used) == len(set(used)) <= config.mwra.emulated_devices
+  assert len(used) == len(set(used)) <= len(jax.devices())
 
 
 @pytest.mark.parametrize('operation', arithmetic.OPERATIONS)
@@ -140,7 +126,7 @@ def test_no_two_of_four_policies_are_alike():
   policies = four.get_config().policies
   vocabularies = {t.fingerprint for t in tokenizers(four).values()}
   models = [families.build(vocab_size=1, **p.model) for p in policies.values()]
-  sizes = {cost.estimate(m, examples.round_shape()).params for m in models}
+  sizes = {parameters.num_params(parameters.tensors(m)) for m in models}
   skills = {frozenset(p.warm_start_families) for p in policies.values()}
   assert len(vocabularies) == len(sizes) == len(skills) == len(policies) == 4
   assert {p.model.family for p in policies.values()} == {*families.FAMILIES}

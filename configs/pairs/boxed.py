@@ -39,6 +39,7 @@ def get_config(paths):
   config.train.micro_rows = 0
   config.train.row_multiple = 32
   config.train.logit_chunk = 8192
+  config.mwra.tensor = 0
   config.train.optimizer.learning_rate = 1e-6
   config.train.optimizer.final_fraction = 1.0
   config.train.optimizer.weight_decay = 0.01

@@ -25,6 +25,9 @@ class Chip:
   # Bytes a second that a device sends over all its links (ICI, NVLink) together;
   # data sheets give both directions together, which is twice that.
   link_bandwidth: float
+  # Seconds of a message between neighbours, whatever its size: about a
+  # microsecond on TPU, https://jax-ml.github.io/scaling-book/sharding.
+  hop: float = 1e-6
   hosts: tuple[int, ...]  # Chips of a host along each dimension of the grid.
   # The shape of the largest slice on a single host, where one host alone has more
   # chips than each host of a larger slice.
@@ -122,6 +125,7 @@ CHIPS = {
     flops=5e10,
     hbm_bandwidth=1e10,
     link_bandwidth=5e9,
+    hop=1e-4,
     hosts=(math.inf,),
   ),
 }

@@ -44,8 +44,6 @@ _LOGITS, _LOGITS_SCORING = 0.7, 1.0
 # Head and layers are at work one after the other; the allocator fits the
 # smaller's arrays only partly into the room of the larger's.
 _OVERLAP, _OVERLAP_SCORING = 0.53, 0.25
-# Seconds of a message between neighbours: jax-ml.github.io/scaling-book/sharding.
-_HOP = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +191,7 @@ def sample_phases(
 ) -> dict[str, Phase]:
   """The move of the weights to the mesh for sampling, and sampling."""
   sizes, state = _sizes(model), _state(model, shape, layout)
-  size, n = DTYPE_BYTES[model.dtype], layout.devices
+  size = DTYPE_BYTES[model.dtype]
   data, _, tensor = layout.decode
   # What a device receives. Nothing is moved or copied if nothing changes.
   moved = (1 - 1 / state.parts) * state.copy
@@ -217,8 +215,8 @@ def sample_phases(
   # Reading prompts, then a token of every row at a time.
   per_token = sizes.layers + sizes.vocabulary * model.d_model
   reads = batches * prompts * shape.prompt_tokens
-  compute = 2 * reads * (
-    sizes.layers + 2 * _attended(model, shape.prompt_tokens)
+  compute = (
+    2 * reads * (sizes.layers + 2 * _attended(model, shape.prompt_tokens))
   )
   memory = batches * state.weights
   steps, start, links = batches * shape.response_tokens, 0, 0.0
@@ -233,7 +231,7 @@ def sample_phases(
     sums = 2 * model.num_layers * size * model.d_model
     ring = 2 * (tensor - 1)
     links = (steps * rows + reads) * sums * ring / tensor / chip.link_bandwidth
-    links += (steps + batches) * 2 * model.num_layers * ring * _HOP
+    links += (steps + batches) * 2 * model.num_layers * ring * chip.hop
   return {
     'move': Phase(
       program=state.trained + state.copy,
@@ -291,7 +289,7 @@ class _State(NamedTuple):
   parts: int  # Devices that share a copy of the parameters in training.
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sizes(model):
   params = parameters.num_params(parameters.tensors(model))
   tables = 1 if model.tie_embeddings else 2
@@ -381,10 +379,12 @@ def _pass(model, shape, layout, chip, rows, length, name):
   )
 
   # Work of a micro-batch; a forward pass of layers or head is one unit of it.
+  # Of attention, 'dots' computes the forward pass again too.
   passes = 1 + backward * (1 + (layout.remat == 'block')) + trains
-  head_passes = 1 + 2 * backward + trains
-  products = passes * tokens * (sizes.layers + 2 * _attended(model, whole))
-  products += head_passes * local * length * head
+  attentions = 1 + backward * (2 + (layout.remat != 'none'))
+  products = tokens * passes * sizes.layers
+  products += tokens * attentions * 2 * _attended(model, whole)
+  products += local * length * (1 + 2 * backward + trains) * head
   # Weights are gathered for every pass over them but a recomputed one, and
   # gradients are scattered. Copies of weights sum their gradients.
   gathers, split = 1 + backward, fsdp * tensor
@@ -395,7 +395,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
   summed = 2 * passes * model.num_layers * tokens * model.d_model * size
   links += 2 * (1 - 1 / tensor) * summed
   moved = 2 * (gathers + trains) * layers / tensor
-  moved += 2 * (backward * state.grads + saved)
+  moved += 2 * backward * state.grads
   return Phase(
     program=program,
     beside=state.resident - state.trained - state.base,
@@ -408,9 +408,11 @@ def _pass(model, shape, layout, chip, rows, length, name):
 def _layer_bytes(model, rows, length, tensor):
   """Bytes of the arrays of one layer in its backward pass."""
   size, (heads, kv_heads) = DTYPE_BYTES[model.dtype], _heads(model)
-  values = _LAYER['D'] * model.d_model + (
-    _LAYER['F'] * model.d_ff + _LAYER['H'] * heads + _LAYER['K'] * kv_heads
-  ) / tensor
+  values = (
+    _LAYER['D'] * model.d_model
+    + (_LAYER['F'] * model.d_ff + _LAYER['H'] * heads + _LAYER['K'] * kv_heads)
+    / tensor
+  )
   holds_scores = model.attention == 'plain' or (
     model.attention == 'auto' and length < LONG
   )

@@ -28,6 +28,9 @@ class Choices:
   sample_batch: int = 0
 
 
+OPEN = Choices()
+
+
 class Fit(NamedTuple):
   """A layout that fits in memory."""
 
@@ -49,7 +52,7 @@ def best(
   shape: cost_lib.RoundShape,
   chip: chips.Chip,
   devices: int,
-  choices: Choices = Choices(),
+  choices: Choices = OPEN,
   reserved: float = 0.0,
 ) -> Fit | Misfit | None:
   """The layout with the least time of a round among those that fit in memory.
@@ -101,7 +104,7 @@ def _in_room(model, shape, chip, train, decode, choices, room):
       misfits.append(Misfit(phases[program].bytes, program, layout))
   if not updates:
     return min(misfits)
-  _, layout = min(updates)
+  _, layout = min(updates, key=lambda update: update[0])
   misfits = []
   for batch in _batches(shape, choices.sample_batch):
     layout = layout._replace(sample_batch=batch)

@@ -37,7 +37,7 @@ def plan(
   topology: topology_lib.Topology,
   chip: chips.Chip,
   *,
-  choices: layouts.Choices = layouts.Choices(),
+  choices: layouts.Choices = layouts.OPEN,
   time_share: bool = False,
 ) -> Plan:
   """Plans slices with the least makespan, the time of the slowest policy.
@@ -87,9 +87,7 @@ def plan(
     topology,
     boxes,
     {name: fits[name][box.size] for name, box in boxes.items()},
-    {
-      name: _reason(found[name], box.size, chip) for name, box in boxes.items()
-    },
+    {name: _reason(found[name], box.size, chip) for name, box in boxes.items()},
   )
 
 
@@ -181,7 +179,9 @@ def _no_fit(name, model, shape, topology, chip, choices):
       'fsdp axes together must divide '
       f'train.row_multiple = {shape.row_multiple}, that of the fsdp axis '
       f'd_model = {model.d_model}, and of the tensor axis '
-      + ', '.join(f'{field} = {getattr(model, field)}' for field in layouts.SPLIT)
+      + ', '.join(
+        f'{field} = {getattr(model, field)}' for field in layouts.SPLIT
+      )
     )
   needs, n, misfit = min(misfits)
   room = layouts.SHARE * chip.hbm_bytes
@@ -196,7 +196,7 @@ def _no_fit(name, model, shape, topology, chip, choices):
 def _change(name, model, shape, topology, chip, choices):
   """Says with which change the policy fits: the first of some that are tried."""
   fixed = [key for key, size in dataclasses.asdict(choices).items() if size]
-  auto, free = dataclasses.replace(model, remat=AUTO), layouts.Choices()
+  auto, free = dataclasses.replace(model, remat=AUTO), layouts.OPEN
   tries = [
     (model, shape, dataclasses.replace(choices, **{key: 0})) for key in fixed
   ]
@@ -219,8 +219,8 @@ def _change(name, model, shape, topology, chip, choices):
         fit = layouts.best(other, changed, chip, n, open_)
         if isinstance(fit, layouts.Fit):
           flags = _flags(name, model, shape, choices, fit, changed)
-          where = f'on {n} devices' if n > most else ''
-          return ' '.join(filter(None, ['It fits', where, *flags]))
+          where = f' on {n} devices' if n > most else ''
+          return f'It fits{where}' + ' with ' * bool(flags) + ' '.join(flags)
   return 'No change of layout, batches or adapters was found with which it fits'
 
 

@@ -34,31 +34,42 @@ def show_start(
 
 def show_plan(console: console_lib.Console, plan: workdir.Plan) -> None:
   """Shows the devices of every policy."""
-  rows = [
+  devices = [
     (
       name,
       f'{part.parameters:,}' + f' + {part.adapters:,}' * bool(part.adapters),
       f'{part.vocabulary:,}',
       f'{part.devices[0]}-{part.devices[-1]}',
-      _mesh(part.mesh),
-      _mesh(part.decode_mesh),
-      f'{part.micro_rows:,}',
-      f'{part.sample_batch:,}',
-      part.remat,
       f'{part.memory_bytes / 2**20:,.1f} MiB',
       f'{part.load:.0%}',
     )
     for name, part in plan.policies.items()
   ]
-  columns = ('policy', 'parameters', 'vocabulary', 'devices', 'mesh', 'sampling',
-             'rows', 'prompts', 'remat', 'memory each', 'load')  # fmt: skip
-  console.print(table(f'Plan for {plan.devices}', columns, rows))
+  columns = ('policy', 'parameters', 'vocabulary', 'devices', 'memory each',
+             'load')  # fmt: skip
+  console.print(table(f'Plan for {plan.devices}', columns, devices))
+  ways = [
+    (
+      name,
+      _mesh(part.mesh),
+      f'{part.micro_rows:,}',
+      part.remat,
+      _mesh(part.decode_mesh),
+      f'{part.sample_batch:,}',
+    )
+    for name, part in plan.policies.items()
+  ]
+  columns = ('policy', 'update on', 'rows at a time', 'recomputed',
+             'sampling on', 'prompts at a time')  # fmt: skip
+  console.print(table('How they run', columns, ways))
   for name, place in plan.elsewhere.items():
     console.print(f'{name} is not trained here: {place}', markup=False)
 
 
 def _mesh(sizes):
-  return ', '.join(f'{a} {n}' for a, n in sizes.items() if n > 1) or 'one device'
+  return (
+    ', '.join(f'{a} {n}' for a, n in sizes.items() if n > 1) or 'one device'
+  )
 
 
 def show_end(

@@ -366,7 +366,9 @@ def prove(
     devices: the devices of the plan.
     progress: is told which program is compiled next.
   """
-  configs = {name: planning.settled(config, part) for name, part in plan.items()}
+  configs = {
+    name: planning.settled(config, part) for name, part in plan.items()
+  }
   trainings = {
     name: planning.training(
       configs[name], method, plan[name].model, placed, sizes[name].context

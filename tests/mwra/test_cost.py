@@ -1,105 +1,300 @@
+"""The cost model, against figures by hand and of XLA."""
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from mrl_jax.architecture import Layer
 from mrl_jax.architecture import Lora
+from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import attention
+from mrl_jax.models import decoder
+from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost
+from mrl_jax.sampling import sampler
 from tests import examples
 
+GIB = 2**30
+LORA = Lora(rank=2, alpha=4, target_modules=('q_proj', 'o_proj', 'up_proj'))
+# 2 layers, D 32, F 64, H 4, K 2, E 8, V 48. A layer has
+# 32*8*2*(4+2) + 3*32*64 + 2*32 = 9,280 parameters; embeddings and head 2*48*32;
+# the norm 32.
+LAYERS, TABLES = 2 * 9_280 + 32, 2 * 1_536
+PARAMS = LAYERS + TABLES
+CHIP = dataclasses.replace(
+  chips.CHIPS['v5e'], flops=1e12, hbm_bandwidth=1e9, link_bandwidth=1e8
+)
 
-def estimate(model, **changes):
+
+def estimate(model=None, layout=None, **changes):
   fields = {
-    'rows': 2,
+    'prompts': 4,
     'samples': 2,
-    'sampled_prompts': 1,
     'prompt_tokens': 3,
     'response_tokens': 5,
-    'micro_rows': 2,
     'logit_chunk': 4,
+    'row_multiple': 1,
   }
-  return cost.estimate(model, cost.RoundShape(**{**fields, **changes}))
-
-
-def test_numbers_worked_by_hand():
-  model = examples.model()  # 2 layers, D 32, F 64, H 4, K 2, E 8, V 48.
-  # A layer: 32*8*2*(4+2) + 3*32*64 + 2*32 = 9,280; embeddings 2*48*32; norm 32.
-  params = 2 * 9_280 + 2 * 1_536 + 32
-  costs = estimate(model)
-  assert (costs.params, costs.adapters) == (params, 0)
-  assert costs.state_bytes == 12 * params
-  small_moments = estimate(model, moment_bytes=2.5)
-  assert small_moments.state_bytes == 6.5 * params
-  assert costs.weight_bytes == 4 * params
-  # Keys and values of a row: 8 slots * 2 layers * 2 * 2 heads * 8 * 4 bytes.
-  # There are 2 rows and the prompt; the scores, 4 heads * 3 * 8, are fewer.
-  assert costs.cache_bytes == 3 * 8 * 2 * 128
-  # 2 rows * 8 slots * 2 layers * (8*32 + 3*64 + 4*8) values, and 4 tokens'
-  # logits twice, 4 bytes each; with a larger chunk there are 10 tokens.
-  gradients = 2 * 4 * params
-  assert costs.update_bytes == gradients + 4 * (16 * 2 * 480 + 2 * 4 * 48)
-  larger = estimate(model, logit_chunk=1000)
-  assert larger.update_bytes == gradients + 4 * (16 * 2 * 480 + 2 * 10 * 48)
-  # 8 operations per parameter and token; attention 4*2*4*8 * (8/2) / 2 = 512.
-  assert costs.flops == 8 * 16 * (params + 512)
-
-
-def test_memory_grows_with_micro_batches_and_logit_chunks():
-  base = estimate(examples.model())
-  assert estimate(examples.model(), rows=4).flops == 2 * base.flops
-  assert estimate(examples.model(), rows=4).update_bytes == base.update_bytes
-  more = estimate(examples.model(), micro_rows=4).update_bytes
-  assert base.update_bytes < more
-  assert estimate(examples.model(), logit_chunk=2).update_bytes == (
-    base.update_bytes - 4 * 2 * 2 * 48
+  layout = {
+    'train': (1, 2, 1),
+    'decode': (2, 1, 1),
+    'micro_rows': 4,
+    'sample_batch': 4,
+    'remat': 'none',
+    **(layout or {}),
+  }
+  return cost.estimate(
+    model or examples.model(attention='splash'),
+    cost.RoundShape(**{**fields, **changes}),
+    cost.Layout(**layout),
+    CHIP,
   )
 
 
-def test_a_reference_is_another_copy_of_the_parameters():
-  costs = estimate(examples.model())
-  with_reference = estimate(examples.model(), reference=True)
-  assert with_reference.state_bytes == costs.state_bytes + costs.weight_bytes
+def test_resident_bytes_by_hand():
+  costs = estimate()
+  assert (costs.params, costs.adapters) == (PARAMS, 0)
+  # Parameters and two moments in float32, on two devices.
+  assert costs.resident_bytes == 12 * PARAMS / 2
+  assert estimate(moment_bytes=2.5).resident_bytes == 6.5 * PARAMS / 2
+  assert estimate(reference=True).resident_bytes == 16 * PARAMS / 2
+  copied = estimate(layout={'train': (2, 1, 1)})
+  assert copied.resident_bytes == 12 * PARAMS
+  stored = examples.model(param_dtype='bfloat16')
+  assert estimate(stored).resident_bytes == (2 + 8) * PARAMS / 2
 
 
-def test_every_part_of_the_fsdp_axis_has_a_sampling_copy():
-  wide = estimate(examples.model(d_ff=4096), micro_rows=1, logit_chunk=1)
-  assert wide.peak_bytes(1) == wide.state_bytes + wide.update_bytes
-  assert wide.peak_bytes(4) == (
-    wide.state_bytes + 4 * wide.weight_bytes + wide.cache_bytes
-  )
+def test_what_is_beside_each_program_by_hand():
+  phases = estimate(reference=True, scored_rows=8).phases
+  part = PARAMS / 2
+  beside = {name: phase.beside / part for name, phase in phases.items()}
+  assert beside == {
+    'update': 8 + 4,  # Moments and reference.
+    'scoring': 8 + 4,
+    'apply': 4,
+    'move': 8 + 4,
+    'sampling': 4 + 8 + 4,
+  }
+  # What programs certainly hold: gradients, moments, and copies for sampling.
+  assert phases['update'].program > 8 * part
+  assert phases['scoring'].program > 4 * part
+  assert phases['apply'].program > (4 + 4 + 8) * part
+  assert phases['move'].program == 4 * part + 4 * PARAMS
+  assert phases['sampling'].program > 4 * PARAMS
 
 
-LORA = Lora(rank=2, alpha=4, target_modules=('q_proj', 'o_proj', 'up_proj'))
+def test_sampling_with_the_training_weights_copies_nothing():
+  one = {'train': (1, 1, 1), 'decode': (1, 1, 1)}
+  phases = estimate(layout=one).phases
+  assert phases['sampling'].beside == 8 * PARAMS
+  assert phases['move'].program == 4 * PARAMS
+  moved = estimate(examples.model(dtype='bfloat16'), layout=one).phases
+  assert moved['sampling'].beside == 12 * PARAMS
+  assert moved['move'].program == (4 + 2) * PARAMS
 
 
 def test_with_lora_only_adapters_have_moments_and_gradients():
-  whole = estimate(examples.model())
   costs = estimate(examples.model(lora=LORA), reference=True)
   # 2 layers of (32 + 32) + (32 + 32) + (32 + 64) inputs and outputs, rank 2.
-  assert (costs.params, costs.adapters) == (whole.params, 2 * 2 * 224)
-  adapters = 4 * 896
-  assert costs.weight_bytes == whole.weight_bytes + adapters
-  assert costs.state_bytes == costs.weight_bytes + 3 * adapters
-  assert whole.update_bytes - costs.update_bytes == 2 * (
-    whole.weight_bytes - adapters
-  )
-  # The sampling copy stays resident while adapters are updated.
-  assert costs.peak_bytes(2) == (
-    costs.state_bytes
-    + 2 * costs.weight_bytes
-    + max(costs.cache_bytes, costs.update_bytes)
-  )
+  adapters = 2 * 2 * 224
+  assert (costs.params, costs.adapters) == (PARAMS, adapters)
+  # The base in both layouts; adapters, their reference and moments.
+  base = 4 * PARAMS / 2 + 4 * PARAMS
+  assert costs.resident_bytes == base + (4 + 4 + 8) * adapters / 2
+  assert costs.phases['update'].beside == 4 * PARAMS + 12 * adapters / 2
+  assert costs.phases['apply'].program == 16 * adapters / 2
+  assert costs.phases['sampling'].program > 4 * (PARAMS + adapters)
+  assert costs.phases['sampling'].beside == 4 * PARAMS / 2 + 16 * adapters / 2
 
 
-def test_remat_saves_activation_memory():
+def test_the_cache_holds_the_keys_and_values_of_all_rows():
+  def sampling(**changes):
+    model = examples.model(attention='splash', num_layers=8)
+    return estimate(model, **changes).phases['sampling'].program
+
+  # 2 * 2 heads * 8 values * 4 bytes, 8 layers; 4 prompts on 2 devices.
+  token = 8 * 128
+  more = sampling(response_tokens=6) - sampling(response_tokens=5)
+  assert more == 2 * 2 * token
+  assert sampling(samples=3) - sampling(samples=2) == 2 * 8 * token
+  # Three prompts are padded to four, which the mesh divides.
+  assert sampling(layout={'sample_batch': 3}) == sampling()
+  # Evaluation samples more.
+  more = sampling(evaluated=(4, 9)) - sampling()
+  assert more == 2 * (9 - 2) * 8 * token
+  windowed = examples.model(layers=(Layer(window=2), Layer()))
+  assert cost._cached(windowed, 8) == (2 + 8) * 128
+
+
+def test_seconds_of_an_update_by_hand():
+  """With one device; links and memory are not what bounds it."""
+  layout = {'train': (1, 1, 1), 'decode': (1, 1, 1), 'micro_rows': 3}
+  fast = dataclasses.replace(CHIP, hbm_bandwidth=1e15)
+
+  def seconds(model, layout):
+    shape = cost.RoundShape(
+      prompts=4, samples=2, prompt_tokens=3, response_tokens=5, logit_chunk=4
+    )
+    layout = cost.Layout(sample_batch=4, **layout)
+    return cost.estimate(model, shape, layout, fast).phases['update'].seconds
+
+  # Eight rows in three micro-batches of three rows of eight tokens. A token
+  # attends to four on average: 2 layers, scores and results of 4*8 values each.
+  tokens, scored, attended = 9 * 8, 9 * 5, 2 * 2 * 4 * 8 * 4
+  layers, head = 2 * tokens * LAYERS, 2 * scored * 32 * 48
+  attention = 2 * tokens * attended
+  # Forward 1, backward 2; the head's forward pass is computed again. With
+  # adapters, the backward pass of matrices is 1.
+  for lora, remat, expected in (
+    (None, 'none', 3 * layers + 3 * attention + 4 * head),
+    (None, 'dots', 3 * layers + 4 * attention + 4 * head),
+    (None, 'block', 4 * layers + 4 * attention + 4 * head),
+    (LORA, 'none', 2 * layers + 3 * attention + 3 * head),
+  ):
+    model = examples.model(lora=lora)
+    found = seconds(model, {**layout, 'remat': remat})
+    assert found == pytest.approx(expected / 1e12)
+
+
+def test_bytes_over_links_by_hand():
+  # Two micro-batches. A device lacks half of the layers for each of three
+  # collectives, and of the head for two.
+  half = (3 * 4 * LAYERS + 2 * 4 * 32 * 48) / 2
+  assert estimate().phases['update'].links == pytest.approx(2 * half / 1e8)
+  # Copies of the weights sum their gradients.
+  copied = estimate(layout={'train': (2, 1, 1)}).phases['update'].links
+  assert copied == pytest.approx(2 * 4 * PARAMS / 1e8)
+  # Attention and feed-forward of 2 layers sum [4, 8, 32] in three passes; the
+  # head's matrix is gathered and scattered.
+  split = estimate(layout={'train': (1, 1, 2)}).phases['update'].links
+  summed = 3 * 2 * 2 * (4 * 8 * 32 * 4) + 4 * 32 * 48
+  assert split == pytest.approx(2 * summed / 1e8)
+  # Half of the weights, to where they sample.
+  assert estimate().phases['move'].links == 4 * PARAMS / 2 / 1e8
+
+
+def test_seconds_of_sampling_by_hand():
+  costs = estimate(layout={'sample_batch': 2}).phases['sampling']
+  # Two batches of two prompts: a prompt, or two rows, a device. All weights are
+  # read for the prompts, and for each of 5 tokens with a cache of 8 slots.
+  reads = 2 * 4 * PARAMS + 2 * 5 * (4 * PARAMS + 2 * 8 * 2 * 128)
+  assert costs.memory == pytest.approx(reads / 1e9)
+  prompt = 2 * 3 * (LAYERS + 2 * 2 * 4 * 8 * 1.5)
+  token = 2 * 2 * (LAYERS + 32 * 48 + 2 * 2 * 4 * 8 * 8)
+  assert costs.compute == pytest.approx((2 * prompt + 2 * 5 * token) / 1e12)
+  assert costs.links == 0
+
+
+def test_a_tensor_axis_sums_after_every_layer_of_every_token():
+  layout = {'train': (1, 1, 2), 'decode': (1, 1, 2)}
+  costs = estimate(layout=layout).phases['sampling']
+  # 8 rows of 5 tokens and 4 prompts of 3; 2 sums a layer of D values, to which
+  # each of two devices adds half a ring of 2; 6 steps wait for 2 * 2 * 2 hops.
+  values = (8 * 5 + 4 * 3) * 2 * 2 * 32
+  assert costs.links == pytest.approx(values * 4 / 1e8 + 6 * 8 * 1e-6)
+
+
+def test_peers_rows_have_their_own_length():
+  costs = estimate(peer_rows=8, peer_tokens=50, scored_peer_rows=8)
+  longer, own = costs.phases['peer update'], costs.phases['update']
+  assert longer.program > own.program
+  assert longer.compute > 6 * own.compute
+  same = estimate(peer_rows=8, peer_tokens=5, scored_peer_rows=8).phases
+  assert same['peer update'] == same['update']
+  assert costs.phases['peer scoring'].program < longer.program
+
+
+def test_rows_are_padded_to_the_multiple():
+  shape = examples.round_shape(prompts=5, samples=3, row_multiple=4)
+  assert shape.update_rows(15) == 16
+  halves = dataclasses.replace(shape, mini_batches=2)
+  assert halves.update_rows(15) == 8
+
+
+def test_what_is_mirrored_from_the_device_half():
+  assert decoder._MANY == cost.SCANNED
+  assert attention.LONG == cost.LONG
+  for length in (1, 511, 512, 1023, 1024, 1025, 4096, 6144):
+    assert cost.stages(length) == sampler.stages(length)
+
+
+BIG = examples.model(
+  vocab_size=32_000,
+  num_layers=12,
+  d_model=1024,
+  d_ff=4096,
+  num_heads=16,
+  num_kv_heads=4,
+  head_dim=64,
+  dtype='bfloat16',
+)
+LONG_ROWS = {'prompt_tokens': 512, 'response_tokens': 1024, 'prompts': 16}
+
+
+@given(
+  st.sampled_from(['none', 'dots', 'block']),
+  st.sampled_from([1, 2, 4]),
+  st.sampled_from([None, LORA]),
+)
+def test_memory_grows_with_all_that_there_is_more_of(remat, tensor, lora):
+  model = dataclasses.replace(BIG, lora=lora)
+
+  def update(layout=None, model=model, **changes):
+    layout = {'train': (1, 4, tensor), 'remat': remat, **(layout or {})}
+    phases = estimate(model, layout, **{**LONG_ROWS, **changes}).phases
+    return phases['update'].bytes
+
+  base = update()
+  assert update(layout={'micro_rows': 8}) > base
+  assert update(response_tokens=2048) > base
+  assert update(reference=True) > base
+  assert update(model=dataclasses.replace(model, num_layers=24)) > base
+  assert update(layout={'train': (2, 2, tensor)}) > base
+  if remat != 'block':
+    assert update(layout={'remat': 'block'}) < base
+
+
+def test_memory_grows_linearly_in_length():
   sizes = [
-    estimate(
-      examples.model(num_layers=8, remat=remat), micro_rows=64
-    ).update_bytes
-    for remat in ('none', 'dots', 'block')
+    estimate(BIG, response_tokens=n, layout={'micro_rows': 32})
+    .phases['update']
+    .program
+    for n in (2048, 4096, 8192)
   ]
-  assert sizes == sorted(sizes, reverse=True)
-  assert len(set(sizes)) == 3
+  step = sizes[1] - sizes[0]
+  assert sizes[2] - sizes[1] == pytest.approx(2 * step, rel=0.2)
+  plain = dataclasses.replace(BIG, attention='plain')
+  held = [
+    estimate(plain, response_tokens=n, layout={'micro_rows': 32})
+    .phases['update']
+    .program
+    for n in (2048, 4096, 8192)
+  ]
+  assert held[2] - held[1] > 2.5 * (held[1] - held[0])
 
 
-def test_bfloat16_takes_half_the_memory():
-  whole = estimate(examples.model(), moment_bytes=0)
-  stored = estimate(examples.model(param_dtype='bfloat16'), moment_bytes=0)
-  sampled = estimate(examples.model(dtype='bfloat16'), moment_bytes=0)
-  assert 2 * stored.state_bytes == whole.state_bytes == sampled.state_bytes
-  assert stored.weight_bytes == whole.weight_bytes == 2 * sampled.weight_bytes
+def _big(vocab, layers, d, f, heads, kv_heads, head_dim, tied=True):
+  return ModelConfig(
+    vocab_size=vocab,
+    num_layers=layers,
+    d_model=d,
+    d_ff=f,
+    num_heads=heads,
+    num_kv_heads=kv_heads,
+    head_dim=head_dim,
+    tie_embeddings=tied,
+    dtype='bfloat16',
+  )
+
+
+MODELS = {
+  'qwen2.5-0.5b': _big(151_936, 24, 896, 4864, 14, 2, 64),
+  'qwen2.5-1.5b': _big(151_936, 28, 1536, 8960, 12, 2, 128),
+  'qwen3-1.7b': _big(151_936, 28, 2048, 6144, 16, 8, 128),
+  'smollm3-3b': _big(128_256, 36, 2048, 11_008, 16, 4, 128),
+  'llama3.2-3b': _big(128_256, 28, 3072, 8192, 24, 8, 128),
+  'qwen3-4b': _big(151_936, 36, 2560, 9728, 32, 8, 128),
+  'llama3.1-8b': _big(128_256, 32, 4096, 14_336, 32, 8, 128, tied=False),
+}

@@ -1,77 +1,89 @@
+"""Plans of whole fleets: slices, time sharing, and what errors say."""
+
+import dataclasses
 import itertools
+import re
 
 from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
 from mrl_jax import checks
 from mrl_jax.architecture import Lora
-from mrl_jax.mwra import cost
+from mrl_jax.mwra import chips
+from mrl_jax.mwra import layouts
 from mrl_jax.mwra import planner
+from mrl_jax.mwra import topology
 from tests import examples
 
 SHAPE = examples.round_shape(
-  rows=64,
-  sampled_prompts=64,
-  prompt_tokens=16,
-  response_tokens=16,
-  micro_rows=64,
-  logit_chunk=256,
+  prompts=64, prompt_tokens=16, response_tokens=16, logit_chunk=256
 )
+CPU = chips.CHIPS['cpu']
+# Without a tensor axis and copies, a round takes less the more devices there are.
+SPLIT = layouts.Choices(data=1, tensor=1, decode_tensor=1)
 
 
-def plan(models, devices, **kwargs):
-  kwargs = {'divides': 32, **kwargs}
-  return planner.plan(models, dict.fromkeys(models, SHAPE), devices, **kwargs)
+def plan(models, devices, shape=SHAPE, gib=None, choices=SPLIT, **kwargs):
+  chip = CPU
+  if gib:
+    chip = dataclasses.replace(CPU, hbm_bytes=gib * 2**30 / layouts.SHARE)
+  return planner.plan(
+    models,
+    dict.fromkeys(models, shape),
+    topology.named(f'cpu:{devices}'),
+    chip,
+    choices=choices,
+    **kwargs,
+  )
 
 
-def test_slices_are_disjoint_contiguous_and_shaped():
-  slices = plan({'a': examples.model(), 'b': examples.model()}, 8, tensor=2)
+def cost(model, devices, shape=SHAPE):
+  return layouts.best(model, shape, CPU, devices, SPLIT).cost
+
+
+def test_slices_are_disjoint_and_contiguous():
+  choices = layouts.Choices(data=1, tensor=2, decode_tensor=1)
+  models = {'a': examples.model(), 'b': examples.model()}
+  slices = plan(models, 8, choices=choices)
   assert [s.devices for s in slices.values()] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-  assert all(s.shape == (1, 2, 2) for s in slices.values())
+  assert all(s.layout.train == (1, 2, 2) for s in slices.values())
+  assert all(s.layout.decode == (4, 1, 1) for s in slices.values())
 
 
 def test_the_slower_policy_has_the_larger_slice():
-  models = {'small': examples.model(), 'large': examples.model(num_layers=8)}
-  slices = plan(models, 8)
-  assert slices['large'].devices == (0, 1, 2, 3)  # Aligned to its size.
+  models = {'small': examples.model(), 'large': examples.model(num_layers=12)}
+  slices = plan(models, 6)
+  assert len(slices['small'].devices) < len(slices['large'].devices) == 4
   assert slices['large'].load == 1.0
+  assert slices['small'].load < 1.0
   assert list(slices) == ['small', 'large']
 
 
-def test_devices_that_shorten_no_round_stay_free():
-  # The large policy can use 4 at most; the small one is faster on a single one.
-  models = {
-    'large': examples.model(num_layers=40, d_model=4),
-    'small': examples.model(d_model=4),
-  }
-  slices = plan(models, 8)
-  assert len(slices['large'].devices) == 4
-  assert len(slices['small'].devices) == 1
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(3, 9))
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(3, 8))
 def test_makespan_and_devices_are_those_of_brute_force(layers, devices):
   models = {
     str(i): examples.model(num_layers=n, d_model=24)
     for i, n in enumerate(layers)
   }
-  slices = plan(models, devices, divides=24)
-  flops = {name: cost.estimate(m, SHAPE).flops for name, m in models.items()}
+  shape = dataclasses.replace(SHAPE, row_multiple=24)
+  slices = plan(models, devices, shape=shape)
   sizes = [n for n in range(1, devices + 1) if 24 % n == 0]
+  seconds = {
+    name: {n: cost(model, n, shape).seconds for n in sizes}
+    for name, model in models.items()
+  }
   best = min(
-    (max(f / n for f, n in zip(flops.values(), split, strict=True)), sum(split))
+    (max(seconds[m][n] for m, n in zip(models, split, strict=True)), sum(split))
     for split in itertools.product(sizes, repeat=len(models))
     if sum(split) <= devices
   )
-  makespan = max(flops[n] / len(s.devices) for n, s in slices.items())
+  makespan = max(s.cost.seconds for s in slices.values())
   assert (makespan, sum(len(s.devices) for s in slices.values())) == best
-
-
-def test_the_tensor_axis_need_not_divide_the_rows():
-  # Of four devices, fsdp = 2 divides the 2 rows and d_model.
-  slices = plan({'a': examples.model(d_model=6)}, 4, tensor=2, divides=2)
-  assert slices['a'].shape == (1, 2, 2)
+  every = [i for s in slices.values() for i in s.devices]
+  assert len(every) == len(set(every))
 
 
 def test_the_error_for_too_few_devices_says_what_would_help():
@@ -87,94 +99,147 @@ def test_time_sharing_gives_every_policy_all_devices():
   assert {s.devices for s in slices.values()} == {(0, 1)}
 
 
-def test_states_stay_resident_while_policies_take_turns():
-  models = {name: examples.model() for name in 'abc'}
-  costs = cost.estimate(examples.model(), SHAPE)
-  enough = 2 * costs.state_bytes + costs.peak_bytes(1)
-  plan(models, 1, time_share=True, device_bytes=enough)
-  with pytest.raises(checks.InputError, match='3 policies that take turns'):
-    plan(models, 1, time_share=True, device_bytes=enough - 1)
+LORA = Lora(rank=1, alpha=1, target_modules=('q_proj',))
+WIDE = examples.model(d_ff=4096)
+ADAPTED = examples.model(d_ff=4096, lora=LORA, param_dtype='bfloat16')
 
 
-def test_policies_that_take_turns_need_the_memory_of_the_largest():
-  models = {'small': examples.model(), 'large': examples.model(d_ff=4096)}
-  costs = {name: cost.estimate(m, SHAPE) for name, m in models.items()}
-  assert costs['large'].work_bytes(1) > costs['small'].work_bytes(1)
-  enough = costs['large'].peak_bytes(1) + costs['small'].resident_bytes(1)
-  plan(models, 1, time_share=True, device_bytes=enough)
+@pytest.mark.parametrize(
+  'models',
+  [
+    dict.fromkeys('abc', examples.model()),
+    {'small': examples.model(), 'large': WIDE},
+    dict.fromkeys('abc', ADAPTED),
+  ],
+)
+def test_states_stay_resident_while_policies_take_turns(models):
+  """They need all states, and the memory to work of what needs the most."""
+  costs = [cost(model, 1) for model in models.values()]
+  needs = sum(c.resident_bytes for c in costs) + max(
+    c.work_bytes for c in costs
+  )
+  fixed = dataclasses.replace(SPLIT, micro_rows=64, sample_batch=64)
+  gib = needs / 2**30
+  plan(models, 1, gib=gib * 1.0001, choices=fixed, time_share=True)
   with pytest.raises(checks.InputError, match='take turns'):
-    plan(models, 1, time_share=True, device_bytes=enough - 1)
+    plan(models, 1, gib=gib * 0.9999, choices=fixed, time_share=True)
 
 
-def test_the_error_for_too_little_memory_has_the_amounts():
-  model = examples.model(num_layers=100)
-  needs = cost.estimate(model, SHAPE).peak_bytes(4) / 2**30
-  device = needs / 4 - 0.25
-  with pytest.raises(checks.InputError) as error:
-    plan({'a': model}, 4, device_bytes=device * 2**30)
-  assert f'policy a needs {needs:.2f} GiB' in str(error.value)
-  assert f'devices of {device:.2f} GiB: each lacks 0.25 GiB' in str(error.value)
+def test_policies_that_take_turns_have_smaller_micro_batches():
+  models = dict.fromkeys('ab', WIDE)
+  shape = dataclasses.replace(SHAPE, response_tokens=256)
+  alone = cost(WIDE, 1, shape).peak_bytes / 2**30 * 1.0001
+  (part,) = plan({'a': WIDE}, 1, shape, gib=alone).values()
+  assert part.layout.micro_rows == 64
+  slices = plan(models, 1, shape, gib=alone, time_share=True)
+  assert {part.layout.micro_rows for part in slices.values()} == {32}
 
 
 def test_a_policy_gets_a_slice_with_enough_memory():
-  need = cost.estimate(examples.model(), SHAPE).peak_bytes(4)
-  slices = plan(
-    {'a': examples.model(), 'b': examples.model()},
-    8,
-    device_bytes=need // 4 + 1,
-  )
+  fixed = dataclasses.replace(SPLIT, micro_rows=32, sample_batch=64)
+  need = layouts.best(WIDE, SHAPE, CPU, 4, fixed).cost.peak_bytes / 2**30
+  slices = plan({'a': WIDE, 'b': WIDE}, 8, gib=need * 1.01, choices=fixed)
   assert all(len(s.devices) == 4 for s in slices.values())
+  assert 'on 2 ' in slices['a'].reason
+  assert 'lacks' in slices['a'].reason
 
 
-def test_every_part_of_the_fsdp_axis_needs_memory_for_a_sampling_copy():
-  wide = examples.model(d_ff=4096)
-  tiny = cost.RoundShape(
-    rows=1,
-    samples=1,
-    sampled_prompts=1,
-    prompt_tokens=1,
-    response_tokens=1,
-    micro_rows=1,
-    logit_chunk=1,
+def test_the_error_for_too_little_memory_has_the_amounts():
+  fixed = dataclasses.replace(SPLIT, micro_rows=64, sample_batch=64)
+  found = layouts.best(WIDE, SHAPE, CPU, 4, fixed)
+  needs = found.cost.peak_bytes / 2**30
+  phases = found.cost.phases
+  largest = max(phases, key=lambda name: phases[name].bytes)
+  with pytest.raises(checks.InputError) as error:
+    plan({'a': WIDE}, 4, gib=needs - 0.01, choices=fixed)
+  text = str(error.value)
+  assert (
+    f'policy a does not fit: on 4 devices {largest} needs {needs:.2f}' in text
   )
-  weights = cost.estimate(wide, tiny).weight_bytes
+  assert '0.01 GiB more than plans use of' in text
 
-  def fits(models, size, **kwargs):
-    planner.plan(
-      models,
-      dict.fromkeys(models, tiny),
-      4,
-      divides=4,
-      device_bytes=int(size * weights),
-      **kwargs,
+
+@pytest.mark.parametrize(
+  ('choices', 'flag'),
+  [
+    ({'micro_rows': 64}, 'train.micro_rows'),
+    ({'micro_rows': 64, 'sample_batch': 64}, 'train.micro_rows'),
+    ({'data': 4}, 'mwra.data'),
+    ({'data': 1, 'tensor': 1}, 'mwra.tensor'),
+    ({}, 'train.logit_chunk'),
+  ],
+)
+def test_the_error_has_a_change_with_which_it_fits(choices, flag):
+  model = examples.model(
+    d_ff=2048, num_layers=8, vocab_size=8192, remat='block', attention='splash'
+  )
+  shape = examples.round_shape(
+    prompts=64, prompt_tokens=512, response_tokens=512, logit_chunk=4096
+  )
+  fixed = layouts.Choices(**choices)
+  tiny = dataclasses.replace(CPU, hbm_bytes=1)
+  least = layouts.best(model, shape, tiny, 4, fixed).bytes * 0.98 / 2**30
+  with pytest.raises(checks.InputError) as error:
+    plan({'a': model}, 4, shape=shape, gib=least, choices=fixed)
+  text = str(error.value)
+  assert flag in text, text
+  # With the change, it does fit.
+  keys = {'mwra.data': 'data', 'mwra.tensor': 'tensor',
+          'mwra.decode_tensor': 'decode_tensor',
+          'train.micro_rows': 'micro_rows',
+          'train.logit_chunk': 'logit_chunk',
+          'sample.batch': 'sample_batch'}  # fmt: skip
+  changed = {
+    keys[key]: int(value)
+    for key, value in re.findall(r'--config\.([a-z_.]+)=(\d+)', text)
+  }
+  chunk = changed.pop('logit_chunk', 4096)
+  now = dataclasses.replace(fixed, **changed)
+  shape = dataclasses.replace(shape, logit_chunk=chunk)
+  plan({'a': model}, 4, shape=shape, gib=least, choices=now)
+
+
+def test_the_error_may_have_more_devices_or_adapters():
+  # Nothing helps that would make activations smaller.
+  shape = examples.round_shape(
+    prompts=4, prompt_tokens=4, response_tokens=4, logit_chunk=4, row_multiple=4
+  )
+  for kv_heads, change in (
+    (2, 'It fits on 8 devices'),
+    (1, 'It fits with --config.policies.a.lora.rank=16'),
+  ):
+    model = examples.model(
+      d_ff=4096,
+      num_kv_heads=kv_heads,
+      remat='auto',
+      dtype='bfloat16',
+      param_dtype='bfloat16',
     )
-
-  # Each of 4 devices has 3/4 of the weights as state (3 copies), and one copy.
-  fits({'a': wide}, 1.8)
-  with pytest.raises(checks.InputError, match='fits on no slice'):
-    fits({'a': wide}, 1.7)
-  # Two states, and the 4 copies of one policy: (6 + 4) / 4.
-  both = {'a': wide, 'b': wide}
-  fits(both, 2.6, time_share=True)
-  with pytest.raises(checks.InputError, match='take turns'):
-    fits(both, 2.4, time_share=True)
+    tiny = dataclasses.replace(CPU, hbm_bytes=1)
+    least = layouts.best(model, shape, tiny, 4).bytes * 0.9 / 2**30
+    with pytest.raises(checks.InputError) as error:
+      plan({'a': model}, 4, shape, gib=least, choices=layouts.Choices())
+    assert change in str(error.value)
 
 
 def test_the_error_names_what_the_tensor_axis_does_not_divide():
   with pytest.raises(checks.InputError, match='num_kv_heads = 2'):
-    plan({'a': examples.model()}, 8, tensor=4)
+    plan({'a': examples.model()}, 8, choices=layouts.Choices(tensor=4))
   odd = examples.model(d_ff=65, vocab_size=49)
   with pytest.raises(checks.InputError, match='d_ff = 65, vocab_size = 49'):
-    plan({'a': odd}, 8, tensor=2)
+    plan({'a': odd}, 8, choices=layouts.Choices(decode_tensor=2))
 
 
-def test_sampling_copies_under_lora_stay_resident():
-  lora = Lora(rank=1, alpha=1, target_modules=('q_proj',))
-  model = examples.model(d_ff=4096, lora=lora, param_dtype='bfloat16')
-  costs = cost.estimate(model, SHAPE)
-  models = dict.fromkeys('abc', model)
-  needs = 3 * costs.resident_bytes(1) + costs.work_bytes(1)
-  assert needs > 3 * costs.state_bytes + costs.peak_bytes(1)
-  plan(models, 1, time_share=True, device_bytes=needs)
-  with pytest.raises(checks.InputError, match='take turns'):
-    plan(models, 1, time_share=True, device_bytes=needs - 1)
+def test_the_error_names_what_the_data_and_fsdp_axes_do_not_divide():
+  shape = dataclasses.replace(SHAPE, row_multiple=7)
+  choices = dataclasses.replace(SPLIT, data=2)
+  with pytest.raises(checks.InputError, match=r'train\.row_multiple = 7'):
+    plan({'a': examples.model()}, 2, shape=shape, choices=choices)
+
+
+def test_an_explanation_names_bounds_and_the_smaller_slice():
+  slices = plan({'a': examples.model()}, 4)
+  (line,) = planner.explain(slices, topology.named('cpu:4'))
+  assert line.startswith('a: devices 0 to 3.')
+  assert 'bounded by' in line
+  assert 'on 2 a round takes' in line

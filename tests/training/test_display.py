@@ -19,6 +19,10 @@ def policy(**changes):
     'vocabulary': 384,
     'devices': [0],
     'mesh': {'data': 1, 'fsdp': 1, 'tensor': 1},
+    'decode_mesh': {'data': 1, 'fsdp': 1, 'tensor': 1},
+    'micro_rows': 512,
+    'sample_batch': 32,
+    'remat': 'dots',
     'memory_bytes': 1.5 * 2**20,
     'load': 1.0,
   }

@@ -11,7 +11,10 @@ from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.architecture import Lora
+from mrl_jax.mwra import chips
+from mrl_jax.mwra import layouts
 from mrl_jax.mwra import planner
+from mrl_jax.mwra import topology
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import planning
 from tests import examples
@@ -179,7 +182,13 @@ def test_the_description_names_models_devices_and_memory():
   config.policies.gemma.address = 'host:1'
   models = {name: examples.model() for name in config.policies}
   shapes = dict.fromkeys(models, examples.round_shape())
-  plan = planner.plan(models, shapes, 8, divides=32, tensor=2)
+  plan = planner.plan(
+    models,
+    shapes,
+    topology.named('cpu:8'),
+    chips.CHIPS['cpu'],
+    choices=layouts.Choices(tensor=2, data=1, decode_tensor=1),
+  )
   described = job_lib.describe(
     types.SimpleNamespace(
       config=config,
@@ -196,6 +205,8 @@ def test_the_description_names_models_devices_and_memory():
   assert (gemma.model, gemma.tokenizer) == ('hub/gemma', 'hub/gemma')
   assert (llama.model, llama.tokenizer) == ('llama', 'byte_level')
   assert llama.mesh == {'data': 1, 'fsdp': 2, 'tensor': 2}
+  assert llama.decode_mesh == {'data': 4, 'fsdp': 1, 'tensor': 1}
+  assert (llama.micro_rows, llama.sample_batch, llama.remat) == (32, 32, 'none')
   assert llama.parameters == plan['llama'].cost.params
-  # An equal part of the estimate, on each of the four devices.
-  assert llama.memory_bytes == plan['llama'].cost.peak_bytes(2) / 4
+  assert llama.memory_bytes == plan['llama'].cost.peak_bytes
+  assert llama.seconds == plan['llama'].cost.seconds
