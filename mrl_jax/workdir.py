@@ -66,7 +66,7 @@ class PolicyPlan(_Struct):
 
   `memory_bytes` is the planner's estimate for each device and `seconds` for a
   round, `load` its time relative to that of the slowest policy, and `reason`
-  why it has so many devices.
+  why it has so many devices, and what bounds its round.
   """
 
   model: str = ''

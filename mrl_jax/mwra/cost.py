@@ -13,6 +13,7 @@ operations, for bytes of memory and for bytes over links, by the figures of
 `chips`. Every response counts with all its positions.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -34,6 +35,9 @@ FIRST_STAGE = 512  # Tokens of the first stage of a cache: sampler.py.
 # D, F, H E and K E in the backward pass, and the share of them in others.
 _LAYER = {'D': 5.0, 'F': 3.7, 'H': 2.2, 'K': 0.5}
 _SCORING, _PREFILL = 0.1, 0.45
+# The share of them that each further layer of a group has, while other layers of
+# it are at work: XLA uses memory that is free, and needs less if it is not.
+_GROUP = 0.6
 # The same in copies: of a layer's gathered weights in the backward pass and in
 # scoring, of a chip's part of the embeddings, and of its part of the head while
 # sampling.
@@ -274,6 +278,8 @@ class _Sizes(NamedTuple):
   embeddings: int  # Of embeddings and head.
   tables: int  # Number of such matrices.
   vocabulary: int
+  group: int  # Layers that are scanned over together; 0 without a scan.
+  windows: tuple[tuple[int, int], ...]  # Of layers, and how many have each.
 
 
 class _State(NamedTuple):
@@ -293,6 +299,8 @@ class _State(NamedTuple):
 def _sizes(model):
   params = parameters.num_params(parameters.tensors(model))
   tables = 1 if model.tie_embeddings else 2
+  layers = map(model.layer, range(model.num_layers))
+  windows = collections.Counter(layer.window for layer in layers)
   embeddings = tables * model.vocab_size * model.d_model
   return _Sizes(
     params=params,
@@ -301,6 +309,8 @@ def _sizes(model):
     embeddings=embeddings,
     tables=tables,
     vocabulary=model.vocab_size,
+    group=len(model.pattern) if model.num_layers >= SCANNED else 0,
+    windows=tuple(windows.items()),
   )
 
 
@@ -352,7 +362,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
 
   # Bytes of memory.
   arguments = state.trained + state.base + backward * state.grads
-  stacked = (model.num_layers >= SCANNED) * layers / state.parts
+  stacked = bool(sizes.group) * layers / state.parts
   gathered = layers / model.num_layers / tensor
   longest = math.ceil(length / tensor)
   positions = min(max(1, shape.logit_chunk // micro), longest)
@@ -360,6 +370,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
   at_head = head * size * (1 + _EMBEDDINGS / state.parts)
   at_layer = _layer_bytes(model, local, whole, tensor)
   if backward:
+    at_layer *= 1 + _GROUP * max(0, sizes.group - 1)
     saved = tokens * _saved(model, layout)
     at_layer += _GATHERED * gathered + trains * stacked
     # Gradients of the head are summed in float32, if they are of several chunks.
@@ -442,9 +453,10 @@ def _saved(model, layout):
 
 def _attended(model, length, half=True):
   """Products a token of scores, and of results, of all layers: H E S / 2."""
+  whole = length / (1 + half)
   slots = sum(
-    min(model.layer(i).window or length, length / (1 + half))
-    for i in range(model.num_layers)
+    count * min(window or whole, whole)
+    for window, count in _sizes(model).windows
   )
   return model.num_heads * model.head_dim * slots
 
@@ -452,7 +464,8 @@ def _attended(model, length, half=True):
 def _cached(model, slots):
   """Bytes of the keys and values of a row."""
   entries = sum(
-    min(slots, model.layer(i).window or slots) for i in range(model.num_layers)
+    count * min(window or slots, slots)
+    for window, count in _sizes(model).windows
   )
   token = 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
   return entries * token

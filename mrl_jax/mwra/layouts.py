@@ -76,9 +76,16 @@ def best(
   for train in _train_meshes(model, shape, devices, choices):
     if fit and train[2] > fit.layout.train[2]:
       break
+    update = None
     for split in _divisors(model, devices, choices.decode_tensor):
       decode = devices // split, 1, split
-      found = _in_room(model, shape, chip, train, decode, choices, room)
+      # Adapters keep their base where it samples while they are updated.
+      if update is None or model.lora:
+        update = _update(model, shape, chip, train, decode, choices, room)
+      found = update
+      if isinstance(update, cost_lib.Layout):
+        layout = update._replace(decode=decode)
+        found = _sampling(model, shape, chip, layout, choices, room)
       if isinstance(found, Misfit):
         misfit = min(misfit or found, found)
       elif fit is None or (
@@ -88,23 +95,25 @@ def best(
   return fit or misfit
 
 
-def _in_room(model, shape, chip, train, decode, choices, room):
-  """The fastest fit with the given meshes, or a misfit."""
-  updates, misfits = [], []
-  remats = REMAT if model.remat == AUTO else (model.remat,)
-  for remat in remats:
+def _update(model, shape, chip, train, decode, choices, room):
+  """The fastest layout whose updates fit with the given meshes, or a misfit."""
+  fastest, misfits = (), []
+  for remat in REMAT if model.remat == AUTO else (model.remat,):
     for rows in _micro_rows(shape, train, choices.micro_rows):
       layout = cost_lib.Layout(train, decode, rows, decode[0], remat)
       phases = cost_lib.train_phases(model, shape, layout, chip)
       program = max(phases, key=lambda name: phases[name].bytes)
       if phases[program].bytes <= room:
         seconds = sum(phase.seconds for phase in phases.values())
-        updates.append((seconds, layout))
+        if not fastest or seconds < fastest[0]:
+          fastest = seconds, layout
         break
       misfits.append(Misfit(phases[program].bytes, program, layout))
-  if not updates:
-    return min(misfits)
-  _, layout = min(updates, key=lambda update: update[0])
+  return fastest[1] if fastest else min(misfits)
+
+
+def _sampling(model, shape, chip, layout, choices, room):
+  """The layout with the largest batches of prompts that fit, or a misfit."""
   misfits = []
   for batch in _batches(shape, choices.sample_batch):
     layout = layout._replace(sample_batch=batch)

@@ -143,13 +143,13 @@ def _reason(found, devices, chip):
   """Why a policy has so many devices, and not fewer."""
   smaller = max((n for n in found if n < devices and found[n]), default=None)
   if smaller is None:
-    return 'the smallest slice'
+    return 'no smaller slice is possible'
   other = found[smaller]
   if isinstance(other, layouts.Fit):
     times = f'{other.cost.seconds:.3g} s, not {found[devices].cost.seconds:.3g}'
-    return f'time: on {smaller} a round takes {times}'
+    return f'on {smaller} a round takes {times}'
   short = other.bytes - layouts.SHARE * chip.hbm_bytes
-  return f'memory: on {smaller} {other.program} lacks {_gib(short)} a device'
+  return f'on {smaller} {other.program} lacks {_gib(short)} a device'
 
 
 def _check_tensor(name, model, choices):
@@ -171,7 +171,7 @@ def _no_fit(name, model, shape, topology, chip, choices):
   found = [
     (n, layouts.best(model, shape, chip, n, choices)) for n in topology.sizes()
   ]
-  misfits = [(misfit.bytes, n, misfit) for n, misfit in found if misfit]
+  misfits = [(n, misfit) for n, misfit in found if misfit]
   if not misfits:
     sizes = ', '.join(map(str, topology.sizes()))
     return (
@@ -183,12 +183,12 @@ def _no_fit(name, model, shape, topology, chip, choices):
         f'{field} = {getattr(model, field)}' for field in layouts.SPLIT
       )
     )
-  needs, n, misfit = min(misfits)
+  n, misfit = misfits[-1]  # On the most devices.
   room = layouts.SHARE * chip.hbm_bytes
   change = _change(name, model, shape, topology, chip, choices)
   return (
     f'policy {name} does not fit: on {n} devices {misfit.program} needs '
-    f'{_gib(needs)} of each, {_gib(needs - room)} more than plans use of '
+    f'{_gib(misfit.bytes)} of each, {_gib(misfit.bytes - room)} more than plans use of '
     f'{_gib(chip.hbm_bytes)}. {change}'
   )
 
@@ -252,20 +252,20 @@ def _flags(name, model, shape, choices, fit, changed):
   return flags
 
 
-def explain(plan: Plan, topology: topology_lib.Topology) -> list[str]:
-  """A sentence for each policy: what bounds its round, and why its devices."""
-  lines = []
+def explain(plan: Plan, topology: topology_lib.Topology) -> dict[str, str]:
+  """What bounds each policy's round and memory, and why its devices."""
+  reasons = {}
   for name, part in plan.items():
     phases = part.cost.phases
     slowest = max(phases, key=lambda phase: phases[phase].seconds)
     largest = max(phases, key=lambda phase: phases[phase].bytes)
-    lines.append(
-      f'{name}: {topology.describe(part.box)}. {slowest} takes '
-      f'{phases[slowest].seconds / part.cost.seconds:.0%} of a round, bounded by '
-      f'{phases[slowest].bound}; {largest} needs the most memory. '
-      f'{part.reason}'
+    share = phases[slowest].seconds / part.cost.seconds
+    reasons[name] = (
+      f'{topology.describe(part.box)}; {part.reason}. {slowest} is {share:.0%} of '
+      f'a round, bounded by {phases[slowest].bound}; {largest} needs the most '
+      'memory'
     )
-  return lines
+  return reasons
 
 
 def _gib(size: float) -> str:

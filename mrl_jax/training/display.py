@@ -62,6 +62,8 @@ def show_plan(console: console_lib.Console, plan: workdir.Plan) -> None:
   columns = ('policy', 'update on', 'rows at a time', 'recomputed',
              'sampling on', 'prompts at a time')  # fmt: skip
   console.print(table('How they run', columns, ways))
+  for name, part in plan.policies.items():
+    console.print(f'{name}: {part.reason}', markup=False, highlight=False)
   for name, place in plan.elsewhere.items():
     console.print(f'{name} is not trained here: {place}', markup=False)
 

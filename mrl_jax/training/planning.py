@@ -212,6 +212,7 @@ def describe(
 ) -> workdir_lib.Plan:
   """The plan, for `plan.json` and the terminal."""
   policies = config.policies
+  reasons = planner.explain(plan, meshes.topology(devices))
   return workdir_lib.Plan(
     devices=f'{len(devices)} x {devices[0].device_kind}',
     policies={
@@ -232,7 +233,7 @@ def describe(
         memory_bytes=part.cost.peak_bytes,
         seconds=part.cost.seconds,
         load=part.load,
-        reason=part.reason,
+        reason=reasons[name],
       )
       for name, part in plan.items()
       for policy in [policies[name]]

@@ -239,7 +239,7 @@ def test_the_error_names_what_the_data_and_fsdp_axes_do_not_divide():
 
 def test_an_explanation_names_bounds_and_the_smaller_slice():
   slices = plan({'a': examples.model()}, 4)
-  (line,) = planner.explain(slices, topology.named('cpu:4'))
-  assert line.startswith('a: devices 0 to 3.')
-  assert 'bounded by' in line
-  assert 'on 2 a round takes' in line
+  text = planner.explain(slices, topology.named('cpu:4'))['a']
+  assert text.startswith('devices 0 to 3; on 2 a round takes')
+  assert 'update is ' in text
+  assert 'bounded by compute' in text

@@ -23,6 +23,7 @@ def policy(**changes):
     'micro_rows': 512,
     'sample_batch': 32,
     'remat': 'dots',
+    'reason': 'on 2 a round takes [long]',
     'memory_bytes': 1.5 * 2**20,
     'load': 1.0,
   }
@@ -47,6 +48,7 @@ def test_the_plan_names_devices_meshes_and_skipped_prompts(shown):
   text = shown.file.getvalue()
   for part in (
     'runs/[/mine]', '8 x cpu', '12,345', '12,345 + 77', '0-0', '4-7',
+    'a: on 2 a round takes [long]', 'dots',
     'one device', 'fsdp 2, tensor 2', '1.5 MiB', '50%', '3 prompts are too',
     'c is not trained here: from runs/[old]', '2 gold answers could never',
   ):  # fmt: skip
