@@ -50,8 +50,8 @@ MUTATIONS = (
   Mutation(
     'a program fits whatever else is in memory',
     'mrl_jax/training/proof.py',
-    'self.memory.total + self.beside - self.capacity',
-    'self.memory.total - self.capacity',
+    'self.memory.peak + self.beside - self.capacity',
+    'self.memory.peak - self.capacity',
     ('tests/training/test_proof.py',),
   ),
   Mutation(

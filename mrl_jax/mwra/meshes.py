@@ -45,7 +45,7 @@ def topology(devices: Sequence[jax.Device]) -> topology_lib.Topology:
         process=device.process_index,
         coords=tuple(device.coords),
         core=device.core_on_chip,
-        slice=device.slice_index,
+        slice=getattr(device, 'slice_index', 0),  # Of several slices.
       )
       if device.platform == 'tpu'
       else topology_lib.Place(process=device.process_index)

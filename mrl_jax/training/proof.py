@@ -317,17 +317,28 @@ def compile_program(program: Program) -> Proof:
   )
   if error is not None:
     return dataclasses.replace(proof, **_refusal(str(error)))
-  stats = compiled.memory_analysis()
+  on_tpu = program.mesh.devices.flat[0].platform == 'tpu'
   return dataclasses.replace(
     proof,
-    memory=Memory(
-      arguments=stats.argument_size_in_bytes,
-      outputs=stats.output_size_in_bytes,
-      aliased=stats.alias_size_in_bytes,
-      temporaries=stats.temp_size_in_bytes,
-      peak=stats.peak_memory_in_bytes,
-    ),
+    memory=_memory(compiled.memory_analysis(), on_tpu),
     collectives=collectives_lib.count(compiled.as_text()),
+  )
+
+
+def _memory(stats, on_tpu) -> Memory:
+  """Only TPU's compiler reports a peak that has the temporaries."""
+  whole = (
+    stats.argument_size_in_bytes
+    + stats.output_size_in_bytes
+    - stats.alias_size_in_bytes
+    + stats.temp_size_in_bytes
+  )
+  return Memory(
+    arguments=stats.argument_size_in_bytes,
+    outputs=stats.output_size_in_bytes,
+    aliased=stats.alias_size_in_bytes,
+    temporaries=stats.temp_size_in_bytes,
+    peak=stats.peak_memory_in_bytes if on_tpu else whole,
   )
 
 
@@ -441,52 +452,31 @@ def show(
 ) -> None:
   """Shows what XLA found of every program, and why some do not fit.
 
-  Of memory: what the program needs, what is in use beside it, and both together
-  by the planner's model.
+  What the program needs, what is in use beside it, and both together by the
+  planner's model. What collectives move is in one execution, of all micro-batches;
+  `figures` has it by kind.
   """
-  memory, received = [], []
-  kinds = [
-    kind
-    for kind in collectives_lib.KINDS
-    if any(
-      kind in proof.collectives for each in proofs.values() for proof in each
-    )
-  ]
+  rows = []
   for policy, results in proofs.items():
     for i, result in enumerate(results):
-      name = ('' if i else policy, result.program)
-      memory.append(
+      received = sum(total.bytes for total in result.collectives.values())
+      rows.append(
         (
-          *name,
-          f'{result.chips}',
+          '' if i else policy,
+          result.program,
           f'{result.micro_batches} x {result.rows}' if result.rows else '',
           _gib(result.memory.peak if result.memory else result.needed),
           _gib(result.beside),
           _gib(result.model),
           'yes' if result.fits else 'no',
+          f'{received / 2**30:.1f}',
+          f'{result.compile_seconds:.0f}',
         )
       )
-      received.append(
-        (
-          *name,
-          f'{sum(t.count for t in result.collectives.values()):,}',
-          *(
-            _gib(total and total.bytes)
-            for total in map(result.collectives.get, kinds)
-          ),
-          f'{result.lower_seconds:.1f}',
-          f'{result.compile_seconds:.1f}',
-        )
-      )
-  columns = ('policy', 'program', 'chips', 'rows', 'XLA', 'beside', 'model',
-             'fits')  # fmt: skip
-  left = columns[:2]
-  console.print(
-    display.table('Memory of a chip by XLA, GiB', columns, memory, left)
-  )
-  columns = (*left, 'number', *map(_NAMES.get, kinds), 'lower', 'compile')
-  title = 'Collectives, GiB that a chip receives by kind; seconds'
-  console.print(display.table(title, columns, received, left))
+  columns = ('policy', 'program', 'rows', 'XLA', 'beside', 'plan', 'fits',
+             'received', 's')  # fmt: skip
+  title = 'GiB of a chip by XLA, received by collectives; seconds to compile'
+  console.print(display.table(title, columns, rows, columns[:2]))
   for policy, results in proofs.items():
     for result in results:
       if not result.fits:
@@ -495,15 +485,6 @@ def show(
           markup=False,
           highlight=False,
         )
-
-
-_NAMES = {
-  'all-gather': 'gather',
-  'all-reduce': 'reduce',
-  'reduce-scatter': 'scatter',
-  'all-to-all': 'all-to-all',
-  'collective-permute': 'permute',
-}
 
 
 def _gib(size: float | None) -> str:
