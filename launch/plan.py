@@ -54,7 +54,9 @@ def main(_):
     if _COMPILE.value:
       with console.status('') as status:
         tell = status.update if console.is_terminal else console.out
-        proofs = proof.prove(config, method, sizes, plan, devices, tell)
+        proofs = proof.prove(
+          config, method, sizes, plan, devices, tell, topology
+        )
       proof.show(console, proofs)
     if _JSON.value:
       figures = {

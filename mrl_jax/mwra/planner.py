@@ -146,10 +146,15 @@ def _reason(found, devices, chip):
     return 'no smaller slice is possible'
   other = found[smaller]
   if isinstance(other, layouts.Fit):
-    times = f'{other.cost.seconds:.3g} s, not {found[devices].cost.seconds:.3g}'
+    times = f'{_seconds(other)} s, not {_seconds(found[devices])}'
     return f'on {smaller} a round takes {times}'
   short = other.bytes - layouts.SHARE * chip.hbm_bytes
   return f'on {smaller} {other.program} lacks {_gib(short)} a device'
+
+
+def _seconds(fit):
+  seconds = fit.cost.seconds
+  return f'{seconds:,.0f}' if seconds >= 100 else f'{seconds:.2g}'
 
 
 def _check_tensor(name, model, choices):

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import msgspec
+import numpy as np
 from rich import console as console_lib
 
 from mrl_jax import algorithms
@@ -59,8 +60,6 @@ def devices(topology: str) -> Sequence[jax.Device]:
   Raises InputError if there is no such slice, or libtpu is not installed. This
   process then cannot use a TPU of its own.
   """
-  from jax.experimental import topologies
-
   os.environ.update(_ENVIRONMENT)
   jax.config.update('jax_platforms', 'cpu')
   checks.require(
@@ -68,15 +67,21 @@ def devices(topology: str) -> Sequence[jax.Device]:
     "a TPU slice is planned with TPU's compiler: pip install -e '.[tpu]'",
   )
   try:
-    return topologies.get_topology_desc(
-      platform='tpu', topology_name=topology
-    ).devices
+    return _described(topology)
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     known = '; '.join(f'{k}: {", ".join(n)}' for k, n in TOPOLOGIES.items())
     raise checks.InputError(
       f'no TPU slice {topology!r}; give GENERATION:SHAPE, for example v5e:2x4. '
       f'Known are {known}. {str(error).splitlines()[0]}'
     ) from error
+
+
+def _described(topology):
+  from jax.experimental import topologies
+
+  return topologies.get_topology_desc(
+    platform='tpu', topology_name=topology
+  ).devices
 
 
 class Program(NamedTuple):
@@ -366,6 +371,7 @@ def prove(
   plan: planner.Plan,
   devices: Sequence[jax.Device],
   progress: Callable[[str], None] = lambda stage: None,
+  topology: str | None = None,
 ) -> dict[str, list[Proof]]:
   """Compiles every program of every policy of a plan.
 
@@ -376,16 +382,21 @@ def prove(
     plan: the devices of every policy.
     devices: the devices of the plan.
     progress: is told which program is compiled next.
+    topology: the name of the TPU slice, if the devices need not be there.
   """
   configs = {
     name: planning.settled(config, part) for name, part in plan.items()
   }
-  trainings = {
-    name: planning.training(
-      configs[name], method, plan[name].model, placed, sizes[name].context
+  trainings = {}
+  for name, part in plan.items():
+    own = _alone(topology, part, devices) if topology else devices
+    trainings[name] = planning.training(
+      configs[name],
+      method,
+      part.model,
+      meshes.build({name: part}, own)[name],
+      sizes[name].context,
     )
-    for name, placed in meshes.build(plan, devices).items()
-  }
   proofs = {name: [] for name in plan}
   for name, part in plan.items():
     others = sum(
@@ -406,6 +417,27 @@ def prove(
         )
       )
   return proofs
+
+
+def _alone(topology, part, devices):
+  """The devices of a policy, by index, as a TPU slice of their own.
+
+  Ahead of time, XLA compiles for all hosts of a slice, or within one.
+  """
+  places = {
+    i: np.array((*devices[i].coords, devices[i].core_on_chip))
+    for i in part.devices
+  }
+  first = np.min([*places.values()], 0)
+  shape = np.max([*places.values()], 0) - first + 1
+  generation, _, whole = topology.partition(':')
+  sizes = shape[: whole.count('x') + 1]
+  try:
+    own = _described(f'{generation}:{"x".join(map(str, sizes))}')
+  except (jax.errors.JaxRuntimeError, ValueError):  # A part of a host.
+    return devices
+  found = {(*device.coords, device.core_on_chip): device for device in own}
+  return {i: found[tuple(place - first)] for i, place in places.items()}
 
 
 def _resident(training):
