@@ -7,8 +7,9 @@ Nothing is downloaded but models; name the data with
 Each line is JSON, {"problem": ..., "answer": ...}; the answer is bare, in
 \boxed{}, or behind ####. The verifier needs `pip install -e '.[math]'`.
 
-Not tried at this size: no accelerator was at hand. The tests run one pair with
-small models in place of its own.
+MWRA chooses micro-batches, recomputation and meshes for the slice that is there;
+launch/README.md has what XLA says of some. Not run at this size: no accelerator
+was at hand. The tests run one pair with small models in place of its own.
 """
 
 from configs import base

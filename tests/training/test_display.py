@@ -61,6 +61,12 @@ def accuracy(before, after):
   )
 
 
+def test_devices_that_do_not_follow_each_other_are_ranges():
+  assert display._ranges([0, 1, 2, 3, 8, 9, 10, 11]) == '0-3, 8-11'
+  assert display._ranges([5, 4]) == '4-5'
+  assert display._ranges([7]) == '7-7'
+
+
 def test_the_end_shows_mean_accuracy_and_the_fate_of_records(shown):
   rollouts = {
     'published': 1200,

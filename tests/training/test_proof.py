@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import types
 
 import jax
 from jax.sharding import Mesh
@@ -199,6 +200,23 @@ def test_a_program_that_does_not_fit_is_a_result(message, needed, limit):
 
 
 @pytest.mark.slow
+def test_chips_of_several_hosts_are_compiled_for_as_a_slice_of_their_own():
+  """XLA cannot address them within the slice; neighbours stay neighbours."""
+  pytest.importorskip('libtpu', reason="pip install -e '.[tpu]'")
+  every = proof.devices('v5e:4x4')
+  part = types.SimpleNamespace(devices=(4, 5, 6, 7, 12, 13, 14, 15))
+  alone = proof._alone('v5e:4x4', part, every)
+  assert sorted(device.id for device in alone.values()) == [*range(8)]
+  first = every[4].coords
+  for i, device in alone.items():
+    offset = [x - low for x, low in zip(every[i].coords, first, strict=True)]
+    assert device.coords == offset
+  # A part of a host may be no slice that there is.
+  part.devices = (3,)
+  assert proof._alone('v5e:4x4', part, every)[3].platform == 'tpu'
+
+
+@pytest.mark.slow
 def test_xla_names_what_a_chip_lacks():
   pytest.importorskip('libtpu', reason="pip install -e '.[tpu]'")
   mesh = Mesh(np.array(proof.devices('v5e:2x2')), ('x',))
@@ -211,6 +229,18 @@ def test_xla_names_what_a_chip_lacks():
   # The argument and the result.
   assert result.needed == 2 * 12 * GIB
   assert result.limit == 15.75 * GIB
+
+
+def test_the_peak_is_a_sum_where_the_compiler_reports_no_temporaries():
+  stats = types.SimpleNamespace(
+    argument_size_in_bytes=5,
+    output_size_in_bytes=3,
+    alias_size_in_bytes=2,
+    temp_size_in_bytes=7,
+    peak_memory_in_bytes=6,
+  )
+  assert proof._memory(stats, on_tpu=True).peak == 6
+  assert proof._memory(stats, on_tpu=False).peak == 5 + 3 - 2 + 7
 
 
 def test_other_errors_of_the_compiler_are_errors():
