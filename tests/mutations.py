@@ -754,6 +754,27 @@ MUTATIONS = (
     'heapq.heappush(queue, (total - more, following))',
     ('tests/mwra/test_carve.py',),
   ),
+  Mutation(
+    "memory of peers' rows is that of own rows",
+    'mrl_jax/mwra/cost.py',
+    "('peer update', peers, shape.peer_tokens)",
+    "('peer update', peers, shape.response_tokens)",
+    ('tests/mwra/test_cost.py',),
+  ),
+  Mutation(
+    'an update may need more memory than there is',
+    'mrl_jax/mwra/layouts.py',
+    'if phases[program].bytes <= room:',
+    'if rows:',
+    ('tests/mwra/test_layouts.py',),
+  ),
+  Mutation(
+    'policies that take turns forget the states of others',
+    'mrl_jax/mwra/planner.py',
+    'reserved = {name: sum(states.values()) - states[name] for name in models}',
+    'reserved = dict.fromkeys(models, 0.0)',
+    ('tests/mwra/test_planner.py',),
+  ),
 )
 
 

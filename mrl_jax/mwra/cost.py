@@ -43,6 +43,8 @@ _GROUP = 0.6
 # sampling.
 _GATHERED, _GATHERED_SCORING = 2.4, 4.0
 _EMBEDDINGS, _HEAD = 2.2, 0.5
+# The share of all layers that Muon has gathered at a time.
+_WHOLE = 0.8
 # Logits of a chunk, in float32, in the backward pass and in scoring.
 _LOGITS, _LOGITS_SCORING = 0.7, 1.0
 # Head and layers are at work one after the other; the allocator fits the
@@ -68,6 +70,8 @@ class RoundShape:
   logit_chunk: int  # Tokens whose logits are in memory at once.
   row_multiple: int = 1  # Divides the rows of an update.
   moment_bytes: float = 2 * _FLOAT  # Optimizer state per trained parameter.
+  # Whether the optimizer gathers the matrices of layers, as Muon does.
+  whole_matrices: bool = False
   reference: bool = False  # Whether a KL penalty keeps the initial policy.
 
   @property
@@ -173,15 +177,13 @@ def train_phases(
     )
     if rows
   }
-  # The largest tensor's update is computed in float32.
-  largest = _FLOAT * sizes.embeddings / sizes.tables
-  if model.lora:
-    largest = 0
+  # The update of the largest tensor, in float32.
+  number = 0 if model.lora else sizes.embeddings / sizes.tables
+  work = _FLOAT * number / state.parts
+  if shape.whole_matrices:
+    work += _WHOLE * _FLOAT * (sizes.adapters or sizes.layers)
   phases['apply'] = Phase(
-    program=state.trained
-    + state.grads
-    + state.optimizer
-    + 2 * largest / state.parts,
+    program=state.trained + state.grads + state.optimizer + work,
     beside=state.resident - state.trained - state.optimizer,
     memory=shape.mini_batches
     * (2 * state.trained + 2 * state.optimizer + state.grads)

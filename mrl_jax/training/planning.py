@@ -135,6 +135,7 @@ def _round_shape(config, method, name, model, context) -> cost.RoundShape:
     logit_chunk=train.logit_chunk,
     row_multiple=train.row_multiple,
     moment_bytes=optimizer.moment_bytes(train.optimizer, params),
+    whole_matrices=train.optimizer.name == 'muon',
     reference=method.reference,
   )
 

@@ -8,7 +8,6 @@ import pytest
 
 from mrl_jax.architecture import Layer
 from mrl_jax.architecture import Lora
-from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import attention
 from mrl_jax.models import decoder
 from mrl_jax.mwra import chips
@@ -82,6 +81,8 @@ def test_what_is_beside_each_program_by_hand():
   assert phases['scoring'].program > 4 * part
   assert phases['apply'].program > (4 + 4 + 8) * part
   assert phases['move'].program == 4 * part + 4 * PARAMS
+  muon = estimate(reference=True, whole_matrices=True).phases['apply'].program
+  assert muon - phases['apply'].program == pytest.approx(0.8 * 4 * LAYERS)
   assert phases['sampling'].program > 4 * PARAMS
 
 
@@ -273,28 +274,3 @@ def test_memory_grows_linearly_in_length():
     for n in (2048, 4096, 8192)
   ]
   assert held[2] - held[1] > 2.5 * (held[1] - held[0])
-
-
-def _big(vocab, layers, d, f, heads, kv_heads, head_dim, tied=True):
-  return ModelConfig(
-    vocab_size=vocab,
-    num_layers=layers,
-    d_model=d,
-    d_ff=f,
-    num_heads=heads,
-    num_kv_heads=kv_heads,
-    head_dim=head_dim,
-    tie_embeddings=tied,
-    dtype='bfloat16',
-  )
-
-
-MODELS = {
-  'qwen2.5-0.5b': _big(151_936, 24, 896, 4864, 14, 2, 64),
-  'qwen2.5-1.5b': _big(151_936, 28, 1536, 8960, 12, 2, 128),
-  'qwen3-1.7b': _big(151_936, 28, 2048, 6144, 16, 8, 128),
-  'smollm3-3b': _big(128_256, 36, 2048, 11_008, 16, 4, 128),
-  'llama3.2-3b': _big(128_256, 28, 3072, 8192, 24, 8, 128),
-  'qwen3-4b': _big(151_936, 36, 2560, 9728, 32, 8, 128),
-  'llama3.1-8b': _big(128_256, 32, 4096, 14_336, 32, 8, 128, tied=False),
-}
