@@ -6,7 +6,7 @@ platform and length, or by `ModelConfig.attention`:
   plain   rows of fewer than `LONG` tokens: holds the scores of all pairs of
           tokens, [S, S] for every head, in memory
   splash  TPU: the Pallas kernel that ships with jax
-  cudnn   GPU: cuDNN's kernel
+  cudnn   GPU: cuDNN's kernel, for heads of at most 128 in bfloat16
   blocks  otherwise: blocks of queries and keys in turn, see `blockwise`
 """
 
@@ -54,18 +54,20 @@ def causal(
 
   Returns [B, H, T, E]. Scores and softmax are computed in float32.
   """
-  kind = choose(kind, q_BHTE.shape[2], cap)
+  kind = choose(kind, q_BHTE.shape, q_BHTE.dtype, cap)
   return KINDS[kind](q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap)
 
 
-def choose(kind: str, length: int, cap: float) -> str:
-  """The name in `KINDS` of what computes rows of `length` tokens."""
+def choose(kind: str, shape: tuple[int, ...], dtype, cap: float) -> str:
+  """The name in `KINDS` of what computes queries of this shape [B, H, T, E]."""
+  *_, length, head_dim = shape
   if kind != 'auto':
     return kind
   if length < LONG:
     return 'plain'
   chosen = _BY_PLATFORM.get(sharding.platform(), 'blocks')
-  return 'blocks' if chosen == 'cudnn' and cap else chosen
+  by_cudnn = dtype == jnp.bfloat16 and head_dim <= 128 and not cap
+  return 'blocks' if chosen == 'cudnn' and not by_cudnn else chosen
 
 
 def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, scale, cap=0.0):

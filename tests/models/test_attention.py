@@ -138,16 +138,18 @@ def test_long_rows_hold_no_scores_of_all_pairs():
 
 
 def test_the_kind_is_chosen_by_length_and_platform(monkeypatch):
-  def chosen(length, platform, cap=0):
+  def chosen(length, platform, cap=0, size=128, dtype='bfloat16'):
     monkeypatch.setattr(attention.sharding, 'platform', lambda: platform)
-    return attention.choose('auto', length, cap)
+    return attention.choose('auto', (1, 1, length, size), dtype, cap)
 
   assert chosen(attention.LONG - 1, 'tpu') == 'plain'
   assert chosen(attention.LONG, 'tpu', cap=1.0) == 'splash'
   assert chosen(attention.LONG, 'cuda') == 'cudnn'
   assert chosen(attention.LONG, 'cuda', cap=1.0) == 'blocks'
+  assert chosen(attention.LONG, 'cuda', size=256) == 'blocks'
+  assert chosen(attention.LONG, 'cuda', dtype='float32') == 'blocks'
   assert chosen(attention.LONG, 'cpu') == 'blocks'
-  assert attention.choose('blocks', 1, 0) == 'blocks'
+  assert attention.choose('blocks', (1, 1, 1, 8), 'float32', 0) == 'blocks'
 
 
 def test_a_soft_cap_worked_by_hand():
