@@ -66,7 +66,7 @@ def choose(kind: str, shape: tuple[int, ...], dtype, cap: float) -> str:
   if length < LONG:
     return 'plain'
   chosen = _BY_PLATFORM.get(sharding.platform(), 'blocks')
-  by_cudnn = dtype == jnp.bfloat16 and head_dim <= 128 and not cap
+  by_cudnn = dtype == 'bfloat16' and head_dim <= 128 and not cap
   return 'blocks' if chosen == 'cudnn' and not by_cudnn else chosen
 
 
