@@ -15,6 +15,8 @@ SHARE = 0.94
 # Weights are replicated over a data axis, and sampling gets a larger tensor axis,
 # if that saves more than this share of the time.
 _WORTH = 0.02
+# Dimensions of a model that are sharded over the tensor axis.
+SPLIT = ('num_heads', 'num_kv_heads', 'd_ff', 'vocab_size')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,10 +146,6 @@ def _divisors(model, devices, fixed):
   sizes = [fixed] if fixed else range(1, min(devices, model.num_kv_heads) + 1)
   whole = math.gcd(devices, *(getattr(model, field) for field in SPLIT))
   return [size for size in sizes if whole % size == 0]
-
-
-# Dimensions of a model that are sharded over the tensor axis.
-SPLIT = ('num_heads', 'num_kv_heads', 'd_ff', 'vocab_size')
 
 
 def _micro_rows(shape, train, fixed):

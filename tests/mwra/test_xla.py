@@ -69,6 +69,9 @@ PASSES = [
   ('update', 'llama3.1-8b', 'v6e', (1, 8, 1), 16, 1024, 4096, 2048, 17.720),
   ('update', 'llama3.1-8b', 'v5p', (1, 8, 1), 32, 1024, 4096, 8192, 22.210),
   ('update', 'qwen2.5-1.5b', 'v5e', (1, 4, 1), 32, 1024, 1024, 8192, 7.773),
+  ('update', 'llama3.2-3b', 'v5e', (1, 8, 1), 32, 1024, 4096, 8192, 12.164),
+  ('update', 'qwen3-4b, dots', 'v5p', (1, 4, 1), 4, 1024, 6144, 8192, 28.909),
+  ('update', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 22.241),
   ('scoring', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 7.675),
 ]  # fmt: skip
 # Sampling: (data, 1, tensor), prompts, samples, prompt and response tokens.
@@ -77,6 +80,7 @@ SAMPLING = [
   ('qwen2.5-1.5b', 'v5e', (2, 1, 2), 16, 5, 1024, 1024, 2.548),
   ('qwen3-1.7b', 'v5e', (8, 1, 1), 16, 8, 1024, 1024, 7.191),
   ('qwen3-4b', 'v5p', (4, 1, 1), 16, 8, 1024, 4096, 31.243),
+  ('smollm3-3b', 'v5e', (8, 1, 1), 8, 8, 1024, 4096, 8.992),
   ('llama3.1-8b', 'v5e', (1, 1, 8), 16, 8, 1024, 1024, 5.998),
 ]
 
@@ -137,20 +141,16 @@ REFUSED = [
     'policies.a.model.remat=block', 7.773, response_tokens=1024,
   ),
   _policy(
-    'llama3.2-3b', 'v5e:2x4', {'micro_rows': 128}, 27.95,
-    'train.micro_rows=32', 12.164,
-  ),
-  _policy(
     'smollm3-3b', 'v5e:2x4', {'decode_tensor': 1, 'sample_batch': 64}, 28.98,
-    'sample.batch=8', 0,
+    'sample.batch=8', 8.992,
   ),
   _policy(
     'qwen3-4b, dots', 'v5p:2x2x1', {'micro_rows': 64}, 259.65,
-    'train.micro_rows=4', 0, peer_rows=1024, peer_tokens=6144,
+    'train.micro_rows=4', 28.909, peer_rows=1024, peer_tokens=6144,
   ),
   _policy(
     'llama3.1-8b', 'v6e:2x4', {'micro_rows': 128}, 48.37,
-    'train.micro_rows=32', 0,
+    'train.micro_rows=16', 17.720, logit_chunk=2048,
   ),
 ]  # fmt: skip
 
