@@ -151,8 +151,8 @@ def scores_peers(config: ml_collections.ConfigDict, method) -> bool:
 def settled(
   config: ml_collections.ConfigDict, part: planner.Slice
 ) -> ml_collections.ConfigDict:
-  """The config of a run with what the plan of one policy chose for it."""
-  config = ml_collections.ConfigDict(config)
+  """A copy of a run's config, with what the plan of one policy chose for it."""
+  config = config.copy_and_resolve_references()
   config.train.micro_rows = part.layout.micro_rows
   most = max(config.train.prompts, config.eval.batch)
   if config.sample.batch or part.layout.sample_batch < most:

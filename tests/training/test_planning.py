@@ -1,9 +1,12 @@
 """Plans that are made without data, weights or network."""
 
+import types
+
 import pytest
 
 from mrl_jax import hugging_face
 from mrl_jax.models import public
+from mrl_jax.mwra import cost
 from mrl_jax.training import planning
 from tests import examples
 from tests import pretrained
@@ -30,3 +33,19 @@ def test_a_folder_goes_before_the_shipped_config_and_this_before_the_hub(
   monkeypatch.chdir(tmp_path)
   pretrained.write(path, 'qwen')
   assert planning.load_config(path)['hidden_size'] != shipped['hidden_size']
+
+
+def test_each_policy_has_what_the_plan_chose_for_it_and_the_run_its_config():
+  config = examples.run_config(
+    **{'train.micro_rows': 64, 'sample.batch': 4, 'train.prompts': 32}
+  )
+  parts = [
+    types.SimpleNamespace(
+      layout=cost.Layout((1, 1, 1), (1, 1, 1), rows, batch, 'none')
+    )
+    for rows, batch in ((16, 2), (8, 1))
+  ]
+  chosen = [planning.settled(config, part) for part in parts]
+  assert [c.train.micro_rows for c in chosen] == [16, 8]
+  assert [c.sample.batch for c in chosen] == [2, 1]
+  assert (config.train.micro_rows, config.sample.batch) == (64, 4)
