@@ -484,31 +484,30 @@ def show(
 ) -> None:
   """Shows what XLA found of every program, and why some do not fit.
 
-  What the program needs, what is in use beside it, and both together by the
-  planner's model. What collectives move is in one execution, of all micro-batches;
-  `figures` has it by kind.
+  Memory is what the program needs by XLA, what is in use beside it, and both
+  together as planned. A chip receives so much by collectives in one execution, of
+  all micro-batches; `figures` has it by kind. Seconds are of compiling.
   """
-  rows = []
+  columns = ('program', 'rows', 'XLA', 'beside', 'plan', 'fits', 'received',
+             'seconds')  # fmt: skip
   for policy, results in proofs.items():
-    for i, result in enumerate(results):
+    rows = []
+    for result in results:
       received = sum(total.bytes for total in result.collectives.values())
       rows.append(
         (
-          '' if i else policy,
           result.program,
           f'{result.micro_batches} x {result.rows}' if result.rows else '',
           _gib(result.memory.peak if result.memory else result.needed),
           _gib(result.beside),
           _gib(result.model),
           'yes' if result.fits else 'no',
-          f'{received / 2**30:.1f}',
+          f'{received / 2**30:,.1f}',
           f'{result.compile_seconds:.0f}',
         )
       )
-  columns = ('policy', 'program', 'rows', 'XLA', 'beside', 'plan', 'fits',
-             'received', 's')  # fmt: skip
-  title = 'GiB of a chip by XLA, received by collectives; seconds to compile'
-  console.print(display.table(title, columns, rows, columns[:2]))
+    title = f'{policy}, GiB of each of {results[0].chips} chips'
+    console.print(display.table(title, columns, rows, columns[:1]))
   for policy, results in proofs.items():
     for result in results:
       if not result.fits:
