@@ -35,7 +35,7 @@ def alive(pid):
   """Whether a process exists and has not ended."""
   try:
     stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
-  except FileNotFoundError:
+  except (FileNotFoundError, ProcessLookupError):
     return False
   return stat.rpartition(')')[2].split()[0] != 'Z'
 
