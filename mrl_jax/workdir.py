@@ -85,6 +85,16 @@ class PolicyPlan(_Struct):
   load: Number = None
   reason: str = ''
 
+  @property
+  def span(self) -> str:
+    """The numbers of the devices, such as '0-3, 8-11'."""
+    starts = sorted(n for n in self.devices if n - 1 not in self.devices)
+    ends = sorted(n for n in self.devices if n + 1 not in self.devices)
+    return ', '.join(
+      f'{first}-{last}' if first < last else f'{first}'
+      for first, last in zip(starts, ends, strict=True)
+    )
+
 
 class Plan(_Struct):
   """The policies of this process and, by place, those that are elsewhere."""

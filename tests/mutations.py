@@ -757,8 +757,8 @@ MUTATIONS = (
   Mutation(
     "memory of peers' rows is that of own rows",
     'mrl_jax/mwra/cost.py',
-    "('peer update', peers, shape.peer_tokens)",
-    "('peer update', peers, shape.response_tokens)",
+    "('peer gradient', peers, shape.peer_tokens)",
+    "('peer gradient', peers, shape.response_tokens)",
     ('tests/mwra/test_cost.py',),
   ),
   Mutation(

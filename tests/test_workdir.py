@@ -28,6 +28,21 @@ def resume(folder, **changes):
   workdir.prepare(os.fspath(folder), examples.run_config(**changes))
 
 
+@pytest.mark.parametrize(
+  ('devices', 'text'),
+  [
+    ([0, 1, 2, 3], '0-3'),
+    ([5, 4], '4-5'),
+    ([4], '4'),
+    ([0, 2], '0, 2'),
+    ([0, 1, 2, 3, 8, 9, 10, 11], '0-3, 8-11'),
+    ([], ''),
+  ],
+)
+def test_devices_of_a_policy_are_spans(devices, text):
+  assert workdir.PolicyPlan(devices=devices).span == text
+
+
 def test_the_setup_is_what_a_run_was_started_with(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   os.makedirs('run/cache/tokenizer')

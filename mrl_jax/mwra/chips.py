@@ -131,10 +131,12 @@ CHIPS = {
 }
 
 
+KINDS = {kind: chip for chip in CHIPS.values() for kind in chip.kinds}
+
+
 def by_kind(kind: str) -> Chip:
   """The chip that jax calls `kind`; raises InputError for one not in the table."""
-  kinds = {kind: chip for chip in CHIPS.values() for kind in chip.kinds}
-  return checks.choose(kind, kinds, 'kind of device')
+  return checks.choose(kind, KINDS, 'kind of device')
 
 
 def by_topology(name: str) -> Chip:

@@ -174,9 +174,9 @@ def train_phases(
   phases = {
     name: _pass(model, shape, layout, chip, rows, length, name)
     for name, rows, length in (
-      ('update', own, shape.response_tokens),
-      ('peer update', peers, shape.peer_tokens),
-      ('scoring', shape.scored_rows, shape.response_tokens),
+      ('own gradient', own, shape.response_tokens),
+      ('peer gradient', peers, shape.peer_tokens),
+      ('own scoring', shape.scored_rows, shape.response_tokens),
       ('peer scoring', shape.scored_peer_rows, shape.peer_tokens),
     )
     if rows
@@ -186,7 +186,7 @@ def train_phases(
   work = _FLOAT * number / state.parts
   if shape.whole_matrices:
     work += _WHOLE * _FLOAT * (sizes.adapters or sizes.layers)
-  phases['apply'] = Phase(
+  phases['update'] = Phase(
     program=state.trained + state.grads + state.optimizer + work,
     beside=state.resident - state.trained - state.optimizer,
     memory=shape.mini_batches
@@ -355,7 +355,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
   """Passes over rows of a round whose responses have `length` tokens."""
   sizes, state = _sizes(model), _state(model, shape, layout)
   data, fsdp, tensor = layout.train
-  backward = name.endswith('update')
+  backward = name.endswith('gradient')
   padded = shape.update_rows(rows)
   micro = min(padded, layout.micro_rows)
   local = max(1, micro // (data * fsdp))

@@ -61,10 +61,9 @@ def chip(devices: Sequence[jax.Device]) -> chips.Chip:
   compare times of policies, but do not predict them.
   """
   kind, platform = devices[0].device_kind, devices[0].platform
-  known = {kind: chip for chip in chips.CHIPS.values() for kind in chip.kinds}
   other = chips.CHIPS[_NOMINAL.get(platform, 'cpu')]
   return dataclasses.replace(
-    known.get(kind, other), hbm_bytes=device_bytes(devices)
+    chips.KINDS.get(kind, other), hbm_bytes=device_bytes(devices)
   )
 
 

@@ -39,7 +39,7 @@ def show_plan(console: console_lib.Console, plan: workdir.Plan) -> None:
       name,
       f'{part.parameters:,}' + f' + {part.adapters:,}' * bool(part.adapters),
       f'{part.vocabulary:,}',
-      _ranges(part.devices),
+      part.span,
       f'{part.memory_bytes / 2**20:,.1f} MiB',
       f'{part.load:.0%}',
     )
@@ -66,16 +66,6 @@ def show_plan(console: console_lib.Console, plan: workdir.Plan) -> None:
     console.print(f'{name}: {part.reason}', markup=False, highlight=False)
   for name, place in plan.elsewhere.items():
     console.print(f'{name} is not trained here: {place}', markup=False)
-
-
-def _ranges(numbers):
-  """Such as '0-3, 8-11'."""
-  starts = [n for n in numbers if n - 1 not in numbers]
-  ends = [n for n in numbers if n + 1 not in numbers]
-  return ', '.join(
-    f'{first}-{last}'
-    for first, last in zip(sorted(starts), sorted(ends), strict=True)
-  )
 
 
 def _mesh(sizes):

@@ -118,8 +118,7 @@ def _round_shape(config, method, name, model, context) -> cost.RoundShape:
   by_trainer = _by_trainer(train.old_logp, method, model)
   corrected = config.method.correction.level != 'none'
   trains_on_peers = 'peer' in method.objectives(by_trainer)
-  heard = len(config_lib.listens_to(config.policies)[name])
-  peers = own * min(heard, config.method.max_peer_groups or heard)
+  peers = peer_rows(config, name)
   _, params, _ = decoder.abstract(model)
   return cost.RoundShape(
     prompts=train.prompts,
@@ -138,6 +137,13 @@ def _round_shape(config, method, name, model, context) -> cost.RoundShape:
     whole_matrices=train.optimizer.name == 'muon',
     reference=method.reference,
   )
+
+
+def peer_rows(config: ml_collections.ConfigDict, name: str) -> int:
+  """The most rows of its peers that a policy can have in a round."""
+  heard = len(config_lib.listens_to(config.policies)[name])
+  groups = min(heard, config.method.max_peer_groups or heard)
+  return config.train.prompts * config.train.samples * groups
 
 
 def scores_peers(config: ml_collections.ConfigDict, method) -> bool:

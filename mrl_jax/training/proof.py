@@ -157,11 +157,13 @@ def programs(
   training: planning.Training,
   config: ml_collections.ConfigDict,
   method: algorithms.Method,
+  peer_rows: int,
 ) -> list[Program]:
   """The programs of a policy's round, with its largest shapes.
 
   With the rows of a mini-batch, gradients of own and of peers' rows, the
-  optimizer's step, and scores; then the sampler.
+  optimizer's step, and scores; then the sampler. `peer_rows` is the most rows of
+  peers in a round.
   """
   spec, packer, train = training.spec, training.packer, config.train
   model, mesh, state = spec.model, spec.mesh, spec.abstract()
@@ -171,9 +173,10 @@ def programs(
     lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
     state.params,
   )
-  own = train.prompts // train.mini_batches * train.samples
-  peers = max(1, len(config.policies) - 1)
-  counts = {'own': own, 'peer': own * peers}
+  counts = {
+    'own': train.prompts // train.mini_batches * train.samples,
+    'peer': peer_rows // train.mini_batches,
+  }
   resident = (state.opt_state, state.reference)
   found = []
   for part, objective in training.objectives.items():
@@ -195,8 +198,13 @@ def programs(
       'update', update.build_apply(spec), (state, grads), mesh, beside=(copied,)
     )
   )
-  part = 'peer' if planning.scores_peers(config, method) else 'own'
-  if part == 'peer' or training.rescores or method.reference:
+  scored = {
+    'own': training.rescores
+    or method.reference
+    or config.method.correction.level != 'none',
+    'peer': planning.scores_peers(config, method),
+  }
+  for part in (part for part, is_scored in scored.items() if is_scored):
     rows = packer.abstract(counts[part], packer.lengths[part])
     found.append(
       Program(
@@ -404,7 +412,8 @@ def prove(
       for other in plan
       if other != name and {*plan[other].devices} & {*part.devices}
     )
-    for program in programs(trainings[name], configs[name], method):
+    peer_rows = planning.peer_rows(config, name)
+    for program in programs(trainings[name], configs[name], method, peer_rows):
       progress(f'{name}: {program.name}')
       proof = compile_program(program)
       proofs[name].append(
@@ -448,17 +457,8 @@ def _resident(training):
 
 def _estimate(program, part) -> float | None:
   """Bytes of a chip in use while a program runs, by the planner's model."""
-  phase = _PHASES.get(program, program)
-  return part.cost.phases[phase].bytes if phase in part.cost.phases else None
-
-
-# The planner's names of programs.
-_PHASES = {
-  'own gradient': 'update',
-  'peer gradient': 'peer update',
-  'own scoring': 'scoring',
-  'update': 'apply',
-}
+  phases = part.cost.phases
+  return phases[program].bytes if program in phases else None
 
 
 def figures(proofs: Mapping[str, Sequence[Proof]]) -> dict:

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mrl_jax import architecture
 from mrl_jax.models import attention
 from tests import decoders
 
-CPU_KINDS = ('plain', 'blocks', 'splash')
 # Rows, query heads, heads of keys and values, tokens, head size, window, cap.
 CASES = {
   'one head': (1, 1, 1, 20, 8, 0, 0.0),
@@ -150,6 +150,10 @@ def test_the_kind_is_chosen_by_length_and_platform(monkeypatch):
   assert chosen(attention.LONG, 'cuda', dtype='float32') == 'blocks'
   assert chosen(attention.LONG, 'cpu') == 'blocks'
   assert attention.choose('blocks', (1, 1, 1, 8), 'float32', 0) == 'blocks'
+
+
+def test_the_kinds_are_those_that_a_config_may_name():
+  assert {*architecture.ATTENTION} == {'auto', *attention.KINDS}
 
 
 def test_a_soft_cap_worked_by_hand():

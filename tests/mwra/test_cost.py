@@ -70,19 +70,19 @@ def test_what_is_beside_each_program_by_hand():
   part = PARAMS / 2
   beside = {name: phase.beside / part for name, phase in phases.items()}
   assert beside == {
-    'update': 8 + 4,  # Moments and reference.
-    'scoring': 8 + 4,
-    'apply': 4,
+    'own gradient': 8 + 4,  # Moments and reference.
+    'own scoring': 8 + 4,
+    'update': 4,
     'move': 8 + 4,
     'sampling': 4 + 8 + 4,
   }
   # What programs certainly hold: gradients, moments, and copies for sampling.
-  assert phases['update'].program > 8 * part
-  assert phases['scoring'].program > 4 * part
-  assert phases['apply'].program > (4 + 4 + 8) * part
+  assert phases['own gradient'].program > 8 * part
+  assert phases['own scoring'].program > 4 * part
+  assert phases['update'].program > (4 + 4 + 8) * part
   assert phases['move'].program == 4 * part + 4 * PARAMS
-  muon = estimate(reference=True, whole_matrices=True).phases['apply'].program
-  assert muon - phases['apply'].program == pytest.approx(0.8 * 4 * LAYERS)
+  muon = estimate(reference=True, whole_matrices=True).phases['update'].program
+  assert muon - phases['update'].program == pytest.approx(0.8 * 4 * LAYERS)
   assert phases['sampling'].program > 4 * PARAMS
 
 
@@ -104,8 +104,8 @@ def test_with_lora_only_adapters_have_moments_and_gradients():
   # The base in both layouts; adapters, their reference and moments.
   base = 4 * PARAMS / 2 + 4 * PARAMS
   assert costs.resident_bytes == base + (4 + 4 + 8) * adapters / 2
-  assert costs.phases['update'].beside == 4 * PARAMS + 12 * adapters / 2
-  assert costs.phases['apply'].program == 16 * adapters / 2
+  assert costs.phases['own gradient'].beside == 4 * PARAMS + 12 * adapters / 2
+  assert costs.phases['update'].program == 16 * adapters / 2
   assert costs.phases['sampling'].program > 4 * (PARAMS + adapters)
   assert costs.phases['sampling'].beside == 4 * PARAMS / 2 + 16 * adapters / 2
 
@@ -139,7 +139,9 @@ def test_seconds_of_an_update_by_hand():
       prompts=4, samples=2, prompt_tokens=3, response_tokens=5, logit_chunk=4
     )
     layout = cost.Layout(sample_batch=4, **layout)
-    return cost.estimate(model, shape, layout, fast).phases['update'].seconds
+    return (
+      cost.estimate(model, shape, layout, fast).phases['own gradient'].seconds
+    )
 
   # Eight rows in three micro-batches of three rows of eight tokens. A token
   # attends to four on average: 2 layers, scores and results of 4*8 values each.
@@ -163,13 +165,15 @@ def test_bytes_over_links_by_hand():
   # Two micro-batches. A device lacks half of the layers for each of three
   # collectives, and of the head for two.
   half = (3 * 4 * LAYERS + 2 * 4 * 32 * 48) / 2
-  assert estimate().phases['update'].links == pytest.approx(2 * half / 1e8)
+  assert estimate().phases['own gradient'].links == pytest.approx(
+    2 * half / 1e8
+  )
   # Copies of the weights sum their gradients.
-  copied = estimate(layout={'train': (2, 1, 1)}).phases['update'].links
+  copied = estimate(layout={'train': (2, 1, 1)}).phases['own gradient'].links
   assert copied == pytest.approx(2 * 4 * PARAMS / 1e8)
   # Attention and feed-forward of 2 layers sum [4, 8, 32] in three passes; the
   # head's matrix is gathered and scattered.
-  split = estimate(layout={'train': (1, 1, 2)}).phases['update'].links
+  split = estimate(layout={'train': (1, 1, 2)}).phases['own gradient'].links
   summed = 3 * 2 * 2 * (4 * 8 * 32 * 4) + 4 * 32 * 48
   assert split == pytest.approx(2 * summed / 1e8)
   # Half of the weights, to where they sample.
@@ -199,11 +203,11 @@ def test_a_tensor_axis_sums_after_every_layer_of_every_token():
 
 def test_peers_rows_have_their_own_length():
   costs = estimate(peer_rows=8, peer_tokens=50, scored_peer_rows=8)
-  longer, own = costs.phases['peer update'], costs.phases['update']
+  longer, own = costs.phases['peer gradient'], costs.phases['own gradient']
   assert longer.program > own.program
   assert longer.compute > 6 * own.compute
   same = estimate(peer_rows=8, peer_tokens=5, scored_peer_rows=8).phases
-  assert same['peer update'] == same['update']
+  assert same['peer gradient'] == same['own gradient']
   assert costs.phases['peer scoring'].program < longer.program
 
 
@@ -245,7 +249,7 @@ def test_memory_grows_with_all_that_there_is_more_of(remat, tensor, lora):
   def update(layout=None, model=model, **changes):
     layout = {'train': (1, 4, tensor), 'remat': remat, **(layout or {})}
     phases = estimate(model, layout, **{**LONG_ROWS, **changes}).phases
-    return phases['update'].bytes
+    return phases['own gradient'].bytes
 
   base = update()
   assert update(layout={'micro_rows': 8}) > base
@@ -260,7 +264,7 @@ def test_memory_grows_with_all_that_there_is_more_of(remat, tensor, lora):
 def test_memory_grows_linearly_in_length():
   sizes = [
     estimate(BIG, response_tokens=n, layout={'micro_rows': 32})
-    .phases['update']
+    .phases['own gradient']
     .program
     for n in (2048, 4096, 8192)
   ]
@@ -269,7 +273,7 @@ def test_memory_grows_linearly_in_length():
   plain = dataclasses.replace(BIG, attention='plain')
   held = [
     estimate(plain, response_tokens=n, layout={'micro_rows': 32})
-    .phases['update']
+    .phases['own gradient']
     .program
     for n in (2048, 4096, 8192)
   ]

@@ -155,5 +155,5 @@ def test_weights_are_copied_over_the_data_axis_if_links_are_slow():
   )
   slow = dataclasses.replace(chips.CHIPS['v5p'], link_bandwidth=1e9)
   _, layout, costs = layouts.best(MODEL, shape, slow, 8)
-  assert costs.phases['update'].bound == 'links'
+  assert costs.phases['own gradient'].bound == 'links'
   assert layout.train[0] > 1

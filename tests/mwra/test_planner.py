@@ -241,5 +241,5 @@ def test_an_explanation_names_bounds_and_the_smaller_slice():
   slices = plan({'a': examples.model()}, 4)
   text = planner.explain(slices, topology.named('cpu:4'))['a']
   assert text.startswith('devices 0 to 3; on 2 a round takes')
-  assert 'update is ' in text
+  assert 'own gradient is ' in text
   assert 'bounded by compute' in text

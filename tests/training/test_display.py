@@ -39,7 +39,7 @@ def test_the_plan_names_devices_meshes_and_skipped_prompts(shown):
   )
   plan = workdir.Plan(
     devices='8 x cpu',
-    policies={'a': policy(), 'b': sharded},
+    policies={'a': policy(devices=[0, 2, 3]), 'b': sharded},
     elsewhere={'c': 'from runs/[old]'},
     prompts_skipped=3,
     answers_faulty=2,
@@ -47,7 +47,7 @@ def test_the_plan_names_devices_meshes_and_skipped_prompts(shown):
   display.show_start(shown, 'runs/[/mine]', plan)
   text = shown.file.getvalue()
   for part in (
-    'runs/[/mine]', '8 x cpu', '12,345', '12,345 + 77', '0-0', '4-7',
+    'runs/[/mine]', '8 x cpu', '12,345', '12,345 + 77', '0, 2-3', '4-7',
     'a: on 2 a round takes [long]', 'dots',
     'one device', 'fsdp 2, tensor 2', '1.5 MiB', '50%', '3 prompts are too',
     'c is not trained here: from runs/[old]', '2 gold answers could never',
@@ -59,12 +59,6 @@ def accuracy(before, after):
   return workdir.PolicySummary(
     workdir.BeforeAfter(before, after), workdir.BeforeAfter({}, {})
   )
-
-
-def test_devices_that_do_not_follow_each_other_are_ranges():
-  assert display._ranges([0, 1, 2, 3, 8, 9, 10, 11]) == '0-3, 8-11'
-  assert display._ranges([5, 4]) == '4-5'
-  assert display._ranges([7]) == '7-7'
 
 
 def test_the_end_shows_mean_accuracy_and_the_fate_of_records(shown):

@@ -49,3 +49,13 @@ def test_each_policy_has_what_the_plan_chose_for_it_and_the_run_its_config():
   assert [c.train.micro_rows for c in chosen] == [16, 8]
   assert [c.sample.batch for c in chosen] == [2, 1]
   assert (config.train.micro_rows, config.sample.batch) == (64, 4)
+
+
+def test_rows_of_peers_are_those_of_the_peers_that_a_policy_listens_to():
+  config = examples.run_config(**{'train.prompts': 4, 'train.samples': 2})
+  config.policies.third = config.policies.llama.copy_and_resolve_references()
+  assert planning.peer_rows(config, 'llama') == 2 * 4 * 2
+  config.method.max_peer_groups = 1
+  assert planning.peer_rows(config, 'llama') == 4 * 2
+  config.policies.llama.listens_to = ()
+  assert planning.peer_rows(config, 'llama') == 0

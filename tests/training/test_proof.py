@@ -52,7 +52,8 @@ def programs(lora=None, **changes):
   mesh = meshes.build(plan, jax.devices())[name]
   model = dataclasses.replace(plan[name].model, lora=lora)
   training = planning.training(config, method, model, mesh, sizes[name].context)
-  found = proof.programs(training, config, method)
+  peer_rows = planning.peer_rows(config, name)
+  found = proof.programs(training, config, method, peer_rows)
   return {program.name: program for program in found}, training
 
 
@@ -81,6 +82,8 @@ def test_programs_have_the_largest_shapes_of_a_round():
     ({'method.kl_weight': 0.1}, 'own scoring', True),
     ({'method.name': 'graft'}, 'peer scoring', True),
     ({'method.name': 'graft'}, 'own scoring', False),
+    ({'method.name': 'graft', 'method.kl_weight': 0.1}, 'own scoring', True),
+    ({'method.correction.level': 'token'}, 'own scoring', True),
   ],
 )
 def test_programs_are_those_that_the_method_runs(changes, name, there):

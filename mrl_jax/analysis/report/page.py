@@ -58,7 +58,6 @@ def render(run: run_lib.Run) -> str:
     completions=completions(run),
     config=grouped(run.config),
     clip=clip,
-    span=span,
   )
 
 
@@ -139,14 +138,6 @@ def completions(run: run_lib.Run) -> list[tuple]:
     (policy, e.rounds, [('Best', e.best), ('Worst', e.worst)])
     for policy, e in newest.items()
   ]
-
-
-def span(devices: Sequence[int]) -> str:
-  """Numbers of devices: '0–3' if none between is missing, else '0, 2'."""
-  first, last = min(devices, default=0), max(devices, default=0)
-  if len(devices) > 1 and sorted(devices) == [*range(first, last + 1)]:
-    return f'{first}–{last}'
-  return ', '.join(map(str, devices)) or '–'
 
 
 def clip(text: str) -> tuple[list[str], int]:

@@ -205,14 +205,6 @@ def test_a_folder_without_a_run_gets_no_page(tmp_path):
   assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-  ('devices', 'text'),
-  [([0, 1, 2, 3], '0–3'), ([4], '4'), ([0, 2], '0, 2'), ([], '–')],
-)
-def test_devices_are_a_span_if_none_between_is_missing(devices, text):
-  assert page.span(devices) == text
-
-
 def test_configs_are_grouped():
   config = {'a.b.c': 1, 'seed': 2, 'policies.x.y.z': 3, 'policies.x.w': 4}
   assert page.grouped(config) == {
