@@ -28,18 +28,10 @@ class Chip:
   # Seconds of a message between neighbours, whatever its size: about a
   # microsecond on TPU, https://jax-ml.github.io/scaling-book/sharding.
   hop: float = 1e-6
-  hosts: tuple[int, ...]  # Chips of a host along each dimension of the grid.
-  # The shape of the largest slice on a single host, where one host alone has more
-  # chips than each host of a larger slice.
-  alone: tuple[int, ...] = ()
-  cores: int = 1  # Devices of a chip.
 
 
 # Memory of TPUs: "exceeds available HBM" in the error of a program that is too
-# large, compiled ahead of time with libtpu 0.0.42. Hosts of TPUs: the
-# process_index of devices in `jax.experimental.topologies`; slices of up to
-# eight v5e or v6e chips also come as one host (ct5lp-hightpu-8t,
-# ct6e-standard-8t in the pages below). jax names kinds in
+# large, compiled ahead of time with libtpu 0.0.42. jax names kinds in
 # jax/_src/pallas/mosaic/tpu_info.py.
 CHIPS = {
   # https://cloud.google.com/tpu/docs/v4: 275 TFLOPs, 1200 GBps. Memory:
@@ -51,7 +43,6 @@ CHIPS = {
     flops=275e12,
     hbm_bandwidth=1.2e12,
     link_bandwidth=270e9,
-    hosts=(2, 2, 1),
   ),
   # https://cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 819 GBps, ICI of 400 GBps
   # both ways.
@@ -61,8 +52,6 @@ CHIPS = {
     flops=197e12,
     hbm_bandwidth=819e9,
     link_bandwidth=200e9,
-    hosts=(2, 2),
-    alone=(2, 4),
   ),
   # https://cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 2765 GBps, ICI of
   # 1200 GBps both ways.
@@ -72,7 +61,6 @@ CHIPS = {
     flops=459e12,
     hbm_bandwidth=2765e9,
     link_bandwidth=600e9,
-    hosts=(2, 2, 1),
   ),
   # https://cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 1638 GBps, ICI of 800 GBps
   # both ways.
@@ -82,8 +70,6 @@ CHIPS = {
     flops=918e12,
     hbm_bandwidth=1638e9,
     link_bandwidth=400e9,
-    hosts=(2, 2),
-    alone=(2, 4),
   ),
   # https://cloud.google.com/tpu/docs/tpu7x, halved for two devices a chip: 2307
   # TFLOPs, 7380 GBps, ICI of 1200 GBps both ways.
@@ -93,8 +79,6 @@ CHIPS = {
     flops=2307e12 / 2,
     hbm_bandwidth=7380e9 / 2,
     link_bandwidth=300e9,
-    hosts=(2, 2, 1),
-    cores=2,
   ),
   # https://www.nvidia.com/en-us/data-center/h100, the SXM column: 1,979 TFLOPS
   # with sparsity, 80 GB, 3.35 TB/s, NVLink of 900 GB/s both ways. DGX H100 has
@@ -105,7 +89,6 @@ CHIPS = {
     flops=1979e12 / 2,
     hbm_bandwidth=3.35e12,
     link_bandwidth=450e9,
-    hosts=(8,),
   ),
   # https://www.nvidia.com/en-us/data-center/h200, the SXM column: 1,979 TFLOPS
   # with sparsity, 141 GB, 4.8 TB/s, NVLink of 900 GB/s both ways.
@@ -115,7 +98,6 @@ CHIPS = {
     flops=1979e12 / 2,
     hbm_bandwidth=4.8e12,
     link_bandwidth=450e9,
-    hosts=(8,),
   ),
   # Devices emulated on one machine share its memory and cores: the figures are
   # of the right order for a core, and only their ratios matter.
@@ -126,7 +108,6 @@ CHIPS = {
     hbm_bandwidth=1e10,
     link_bandwidth=5e9,
     hop=1e-4,
-    hosts=(math.inf,),
   ),
 }
 
@@ -137,8 +118,3 @@ KINDS = {kind: chip for chip in CHIPS.values() for kind in chip.kinds}
 def by_kind(kind: str) -> Chip:
   """The chip that jax calls `kind`; raises InputError for one not in the table."""
   return checks.choose(kind, KINDS, 'kind of device')
-
-
-def by_topology(name: str) -> Chip:
-  """The chip of a topology's name such as 'v5e:2x4'."""
-  return checks.choose(name.partition(':')[0], CHIPS, 'accelerator')

@@ -15,7 +15,6 @@ import operator
 from typing import NamedTuple
 
 from mrl_jax import checks
-from mrl_jax.mwra import chips
 
 
 class Place(NamedTuple):
@@ -97,7 +96,7 @@ class Grid:
 class Topology:
   """All devices of a fleet.
 
-  fleet = topology.named('v5p:2x2x4')
+  fleet = topology.build(places)
   for box in fleet.boxes(8):
     print(fleet.describe(box), fleet.devices(box))
   """
@@ -169,43 +168,6 @@ def build(places: Sequence[Place]) -> Topology:
     slices.setdefault(place.slice, []).append(i)
   grids = (_grid(name, places, slices[name]) for name in sorted(slices))
   return Topology(grids=tuple(grids))
-
-
-def named(name: str) -> Topology:
-  """The topology of a name such as 'v5p:2x2x4', 'h100:16' or 'cpu:8'.
-
-  Devices are in the order in which jax lists them: host by host, the first
-  coordinate fastest.
-  """
-  chip = chips.by_topology(name)
-  kind, _, text = name.partition(':')
-  sizes = [int(size) for size in text.split('x') if size.isdecimal()]
-  host = chip.hosts
-  if chip.alone and math.prod(sizes) <= math.prod(chip.alone):
-    host = chip.alone
-  host = tuple(map(min, host, sizes))
-  example = 'x'.join('2' * len(chip.hosts)) if len(chip.hosts) > 1 else '8'
-  checks.require(
-    len(sizes) == len(text.split('x')) == len(chip.hosts)
-    and 0 not in sizes
-    and not any(size % n for size, n in zip(sizes, host, strict=True)),
-    f'topology {name!r}: give {len(chip.hosts)} size(s) that whole hosts fill, '
-    f'as in {kind}:{example}',
-  )
-  coords = itertools.product(*map(range, reversed(sizes)))
-  places = [
-    (tuple(x // n for x, n in zip(at, _flip(host), strict=True)), _flip(at))
-    for at in coords
-  ]
-  hosts = {host: i for i, host in enumerate(sorted({h for h, _ in places}))}
-  places.sort(key=lambda place: place[0])
-  return build(
-    [
-      Place(process=hosts[host], coords=at if len(at) > 1 else (), core=core)
-      for host, at in places
-      for core in range(chip.cores)
-    ]
-  )
 
 
 def _line(places, order):

@@ -7,6 +7,7 @@ import pytest
 from mrl_jax import checks
 from mrl_jax.mwra import carve
 from mrl_jax.mwra import topology as topology_lib
+from tests import fleets
 
 Place = topology_lib.Place
 
@@ -175,7 +176,7 @@ def test_slices_are_placed_where_the_first_fit_leaves_no_room():
 
 
 def test_devices_that_shorten_no_round_stay_free():
-  topology = topology_lib.named('v5e:4x4')
+  topology = fleets.named('v5e:4x4')
   seconds = {'large': {4: 8.0, 8: 4.0}, 'small': {1: 4.0, 2: 2.0, 4: 1.0}}
   boxes = carve.carve(topology, seconds)
   assert {name: box.size for name, box in boxes.items()} == {
@@ -186,7 +187,7 @@ def test_devices_that_shorten_no_round_stay_free():
 
 @pytest.mark.parametrize('name', ['v5p:8x8x16', 'v5e:32x32'])
 def test_slices_of_powers_of_two_fill_1024_chips(name):
-  topology = topology_lib.named(name)
+  topology = fleets.named(name)
   sizes = [8, 512, 16, 256, 64, 8, 32, 128]
   seconds = {f'policy{i}': {n: 1.0} for i, n in enumerate(sizes)}
   boxes = carve.carve(topology, seconds)
@@ -197,7 +198,7 @@ def test_slices_of_powers_of_two_fill_1024_chips(name):
 
 @pytest.mark.parametrize('name', ['v5p:8x8x16', 'v5e:16x16'])
 def test_eight_policies_on_a_large_fleet(name):
-  topology = topology_lib.named(name)
+  topology = fleets.named(name)
   seconds = {
     f'policy{i}': {n: work / n for n in topology.sizes() if n >= 4}
     for i, work in enumerate([30, 20, 12, 12, 8, 5, 3, 1])
@@ -221,7 +222,7 @@ def test_eight_policies_on_a_large_fleet(name):
 
 
 def test_the_error_for_too_few_devices_says_what_would_help():
-  topology = topology_lib.named('cpu:2')
+  topology = fleets.named('cpu:2')
   with pytest.raises(checks.InputError) as error:
     carve.carve(topology, {'a': {1: 1.0}, 'b': {2: 1.0}, 'c': {1: 1.0}})
   assert str(error.value) == (
@@ -232,7 +233,7 @@ def test_the_error_for_too_few_devices_says_what_would_help():
 
 
 def test_the_error_names_the_policy_whose_sizes_no_slice_has():
-  topology = topology_lib.named('v5e:4x4')
+  topology = fleets.named('v5e:4x4')
   with pytest.raises(checks.InputError, match=r'policy a fits .* 5, 7 devices'):
     carve.carve(topology, {'b': {1: 1.0}, 'a': {5: 1.0, 7: 0.5}})
 

@@ -17,9 +17,8 @@ from mrl_jax.mwra import chips
     ('cpu', 'cpu'),
   ],
 )
-def test_chips_are_found_by_the_names_of_jax_and_of_topologies(kind, name):
+def test_chips_are_found_by_the_names_of_jax(kind, name):
   assert chips.by_kind(kind) is chips.CHIPS[name]
-  assert chips.by_topology(f'{name}:2x4') is chips.CHIPS[name]
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():

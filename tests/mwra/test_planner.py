@@ -14,8 +14,8 @@ from mrl_jax.architecture import Lora
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import layouts
 from mrl_jax.mwra import planner
-from mrl_jax.mwra import topology
 from tests import examples
+from tests import fleets
 
 SHAPE = examples.round_shape(
   prompts=64, prompt_tokens=16, response_tokens=16, logit_chunk=256
@@ -32,7 +32,7 @@ def plan(models, devices, shape=SHAPE, gib=None, choices=SPLIT, **kwargs):
   return planner.plan(
     models,
     dict.fromkeys(models, shape),
-    topology.named(f'cpu:{devices}'),
+    fleets.named(f'cpu:{devices}'),
     chip,
     choices=choices,
     **kwargs,
@@ -239,7 +239,7 @@ def test_the_error_names_what_the_data_and_fsdp_axes_do_not_divide():
 
 def test_an_explanation_names_bounds_and_the_smaller_slice():
   slices = plan({'a': examples.model()}, 4)
-  text = planner.explain(slices, topology.named('cpu:4'))['a']
+  text = planner.explain(slices, fleets.named('cpu:4'))['a']
   assert text.startswith('devices 0 to 3; on 2 a round takes')
   assert 'own gradient is ' in text
   assert 'bounded by compute' in text

@@ -14,7 +14,7 @@ from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost
 from mrl_jax.mwra import layouts
 from mrl_jax.mwra import planner
-from mrl_jax.mwra import topology
+from tests import fleets
 
 GIB = 2**30
 
@@ -158,16 +158,16 @@ REFUSED = [
 @pytest.mark.parametrize('policy', REFUSED)
 def test_what_xla_refuses_is_refused_with_a_change_that_xla_accepts(policy):
   name, where, shape, fixed, needed, change, peak = policy
-  model, chip = MODELS[name], chips.by_topology(where)
+  model, chip = MODELS[name], chips.CHIPS[where.partition(':')[0]]
   assert needed * GIB > chip.hbm_bytes
   choices = layouts.Choices(**{'data': 1, 'tensor': 1, **fixed})
   with pytest.raises(checks.InputError) as error:
     planner.plan(
-      {'a': model}, {'a': shape}, topology.named(where), chip, choices=choices
+      {'a': model}, {'a': shape}, fleets.named(where), chip, choices=choices
     )
   assert str(error.value).endswith(f'It fits with --config.{change}')
   # Beside the program there are moments, and while sampling parameters too.
-  devices = topology.named(where).size
+  devices = fleets.named(where).size
   params = cost._sizes(model).params
   beside = (12 if 'sample' in change else 8) * params / devices
   assert peak * GIB + beside < chip.hbm_bytes

@@ -14,10 +14,10 @@ from mrl_jax.architecture import Lora
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import layouts
 from mrl_jax.mwra import planner
-from mrl_jax.mwra import topology
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import planning
 from tests import examples
+from tests import fleets
 from tests import runs
 
 
@@ -185,7 +185,7 @@ def test_the_description_names_models_devices_and_memory():
   plan = planner.plan(
     models,
     shapes,
-    topology.named('cpu:8'),
+    fleets.named('cpu:8'),
     chips.CHIPS['cpu'],
     choices=layouts.Choices(tensor=2, data=1, decode_tensor=1),
   )
