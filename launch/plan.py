@@ -51,20 +51,27 @@ def main(_):
     plan = planning.plan(config, method, sizes, devices, planning.load_config)
     described, proofs = planning.describe(config, plan, devices), {}
     display.show_plan(console, described)
-    if _COMPILE.value:
-      with console.status('') as status:
-        tell = status.update if console.is_terminal else console.out
-        proofs = proof.prove(
-          config, method, sizes, plan, devices, tell, topology
-        )
-      proof.show(console, proofs)
-    if _JSON.value:
+
+    def write():
       figures = {
         'plan': msgspec.to_builtins(described),
         'proofs': proof.figures(proofs),
       }
       text = msgspec.json.format(msgspec.json.encode(figures), indent=2)
       files.write(_JSON.value, text + b'\n')
+
+    if _JSON.value:
+      write()
+    if _COMPILE.value:
+      with console.status('') as status:
+        for name, result in proof.prove(
+          config, method, sizes, plan, devices, status.update, topology
+        ):
+          proofs.setdefault(name, []).append(result)
+          console.out(proof.line(name, result), highlight=False)
+          if _JSON.value:  # Of what is known so far: the rest takes minutes.
+            write()
+      proof.show(console, proofs)
   except (checks.InputError, OSError) as error:
     sys.exit(f'{error}')
   sys.exit(not all(p.fits for each in proofs.values() for p in each))

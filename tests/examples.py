@@ -16,7 +16,7 @@ from mrl_jax import architecture
 from mrl_jax import records
 from mrl_jax.analysis import alignment as sides
 from mrl_jax.data import vocabulary
-from mrl_jax.mwra import cost
+from mrl_jax.mwra import sizes
 from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import peer_groups
 from mrl_jax.sharing import publish
@@ -69,7 +69,7 @@ def model(**changes) -> architecture.ModelConfig:
   )
 
 
-def round_shape(**changes) -> cost.RoundShape:
+def round_shape(**changes) -> sizes.RoundShape:
   """What a policy does in a small round."""
   fields = {
     'prompts': 32,
@@ -79,7 +79,7 @@ def round_shape(**changes) -> cost.RoundShape:
     'logit_chunk': 64,
     'row_multiple': 32,
   }
-  return cost.RoundShape(**{**fields, **changes})
+  return sizes.RoundShape(**{**fields, **changes})
 
 
 def header(**changes) -> records.Header:

@@ -42,9 +42,9 @@ MUTATIONS = (
   ),
   Mutation(
     'the optimizer is forgotten while gradients are computed',
-    'mrl_jax/training/proof.py',
-    'resident = (state.opt_state, state.reference)\n  found',
-    'resident = ()\n  found',
+    'mrl_jax/training/programs.py',
+    'beside = (state.opt_state, state.reference, copied)',
+    'beside = (copied,)',
     ('tests/training/test_proof.py',),
   ),
   Mutation(

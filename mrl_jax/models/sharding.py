@@ -27,6 +27,12 @@ PARAMS = {
 }
 
 
+# From some size on, XLA for TPU writes a product with a gathered operand as a ring
+# of sends ('windowed einsum'), and a chip receives twice the bytes. Never, below
+# operands of so many MiB.
+_TPU = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': str(2**20)}
+
+
 def param_spec(axes: tuple[str, ...]) -> PartitionSpec:
   """The partition of an array with the named `axes`.
 
@@ -82,6 +88,11 @@ def by_rows(x: jax.Array) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+  """Options of XLA for programs that gather parameters and scatter gradients."""
+  return _TPU if mesh.devices.flat[0].platform == 'tpu' else {}
 
 
 def platform() -> str:

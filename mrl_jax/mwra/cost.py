@@ -17,23 +17,14 @@ operations, for bytes of memory and for bytes over links, by the figures of
 `chips`. Every response counts with all its positions.
 """
 
-import collections
 import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
-from mrl_jax import parameters
 from mrl_jax.architecture import DTYPE_BYTES
 from mrl_jax.architecture import ModelConfig
 from mrl_jax.mwra import chips
-
-_FLOAT = 4  # Bytes of a float32 gradient, moment or adapter.
-
-# As in the modules of the device half, which cannot be imported here.
-SCANNED = 8  # Layers from which on they are scanned over: models/decoder.py.
-LONG = 512  # Tokens from which on attention holds no scores: attention.py.
-FIRST_STAGE = 512  # Tokens of the first stage of a cache: sampler.py.
+from mrl_jax.mwra import sizes as sizes_lib
 
 # Arrays of one layer that are in memory at once, as values a token: those of size
 # D, F, H E and K E in the backward pass, and the share of them in others.
@@ -54,52 +45,6 @@ _LOGITS, _LOGITS_SCORING = 0.7, 1.0
 # Head and layers are at work one after the other; the allocator fits the
 # smaller's arrays only partly into the room of the larger's.
 _OVERLAP, _OVERLAP_SCORING = 0.6, 0.25
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RoundShape:
-  """The sizes of a policy's round."""
-
-  prompts: int  # P.
-  samples: int  # G, completions of a prompt.
-  mini_batches: int = 1  # Updates of a round.
-  peer_rows: int = 0  # Rows of peers to train on, at most.
-  scored_rows: int = 0  # Own rows that the trainer scores.
-  scored_peer_rows: int = 0
-  # Prompts and samples a prompt of an evaluation's batch.
-  evaluated: tuple[int, int] = (0, 0)
-  prompt_tokens: int  # C, padding included.
-  response_tokens: int  # T, padding included.
-  peer_tokens: int = 0  # T of peers' rows.
-  logit_chunk: int  # Tokens whose logits are in memory at once.
-  row_multiple: int = 1  # Divides the rows of an update.
-  moment_bytes: float = 2 * _FLOAT  # Optimizer state per trained parameter.
-  # Whether the optimizer gathers the matrices of layers, as Muon does.
-  whole_matrices: bool = False
-  reference: bool = False  # Whether a KL penalty keeps the initial policy.
-
-  @property
-  def most_prompts(self) -> int:
-    """The most prompts that are sampled together."""
-    return max(self.prompts, self.evaluated[0])
-
-  def update_rows(self, rows: int) -> int:
-    """Rows of a mini-batch, padded, of so many rows of a round."""
-    return _multiple(math.ceil(rows / self.mini_batches), self.row_multiple)
-
-
-class Layout(NamedTuple):
-  """How a policy runs on its devices."""
-
-  train: tuple[int, int, int]  # Sizes of the mesh axes (data, fsdp, tensor).
-  decode: tuple[int, int, int]  # Of the same devices while sampling; fsdp is 1.
-  micro_rows: int  # Rows of one forward and backward pass, on all devices.
-  sample_batch: int  # Prompts sampled at a time.
-  remat: str  # What the backward pass recomputes, see `ModelConfig.remat`.
-
-  @property
-  def devices(self) -> int:
-    return math.prod(self.train)
 
 
 class Phase(NamedTuple):
@@ -151,10 +96,13 @@ class Cost:
 
 
 def estimate(
-  model: ModelConfig, shape: RoundShape, layout: Layout, chip: chips.Chip
+  model: ModelConfig,
+  shape: sizes_lib.RoundShape,
+  layout: sizes_lib.Layout,
+  chip: chips.Chip,
 ) -> Cost:
   """Bytes and seconds of a round of a policy in a given layout."""
-  sizes, state = _sizes(model), _state(model, shape, layout)
+  sizes, state = sizes_lib.numbers(model), sizes_lib.state(model, shape, layout)
   phases = train_phases(model, shape, layout, chip)
   phases |= sample_phases(model, shape, layout, chip)
   return Cost(
@@ -166,10 +114,13 @@ def estimate(
 
 
 def train_phases(
-  model: ModelConfig, shape: RoundShape, layout: Layout, chip: chips.Chip
+  model: ModelConfig,
+  shape: sizes_lib.RoundShape,
+  layout: sizes_lib.Layout,
+  chip: chips.Chip,
 ) -> dict[str, Phase]:
   """The programs of an update; `decode` matters under LoRA alone."""
-  sizes, state = _sizes(model), _state(model, shape, layout)
+  sizes, state = sizes_lib.numbers(model), sizes_lib.state(model, shape, layout)
   own, peers = shape.prompts * shape.samples, shape.peer_rows
   phases = {
     name: _pass(model, shape, layout, chip, rows, length, name)
@@ -183,9 +134,9 @@ def train_phases(
   }
   # The update of the largest tensor, in float32.
   number = 0 if model.lora else sizes.embeddings / sizes.tables
-  work = _FLOAT * number / state.parts
+  work = sizes_lib.FLOAT * number / state.parts
   if shape.whole_matrices:
-    work += _WHOLE * _FLOAT * (sizes.adapters or sizes.layers)
+    work += _WHOLE * sizes_lib.FLOAT * (sizes.adapters or sizes.layers)
   phases['update'] = Phase(
     program=state.trained + state.grads + state.optimizer + work,
     beside=state.resident - state.trained - state.optimizer,
@@ -197,17 +148,20 @@ def train_phases(
 
 
 def sample_phases(
-  model: ModelConfig, shape: RoundShape, layout: Layout, chip: chips.Chip
+  model: ModelConfig,
+  shape: sizes_lib.RoundShape,
+  layout: sizes_lib.Layout,
+  chip: chips.Chip,
 ) -> dict[str, Phase]:
   """The move of the weights to the mesh for sampling, and sampling."""
-  sizes, state = _sizes(model), _state(model, shape, layout)
+  sizes, state = sizes_lib.numbers(model), sizes_lib.state(model, shape, layout)
   size = DTYPE_BYTES[model.dtype]
   data, _, tensor = layout.decode
   # What a device receives. Nothing is moved or copied if nothing changes.
   moved = (1 - 1 / state.parts) * state.copy
   batches = math.ceil(shape.prompts / layout.sample_batch)
   together = _together(shape, layout, shape.prompts)
-  prompts = _multiple(together, data) // data
+  prompts = sizes_lib.multiple(together, data) // data
   rows = prompts * shape.samples
   whole = shape.prompt_tokens + shape.response_tokens
   # Of training and evaluation, what is larger.
@@ -217,7 +171,9 @@ def sample_phases(
       *(
         (local, local * g)
         for p, g in ((shape.prompts, shape.samples), shape.evaluated)
-        for local in [_multiple(_together(shape, layout, p), data) // data]
+        for local in [
+          sizes_lib.multiple(_together(shape, layout, p), data) // data
+        ]
       ),
       strict=True,
     )
@@ -226,16 +182,23 @@ def sample_phases(
   per_token = sizes.layers + sizes.vocabulary * model.d_model
   reads = batches * prompts * shape.prompt_tokens
   compute = (
-    2 * reads * (sizes.layers + 2 * _attended(model, shape.prompt_tokens))
+    2
+    * reads
+    * (sizes.layers + 2 * sizes_lib.attended(model, shape.prompt_tokens))
   )
   memory = batches * state.weights
   steps, start, links = batches * shape.response_tokens, 0, 0.0
-  for end in stages(shape.response_tokens):
+  for end in sizes_lib.stages(shape.response_tokens):
     slots, count = shape.prompt_tokens + end, batches * (end - start)
     compute += (
-      2 * count * rows * (per_token + 2 * _attended(model, slots, half=False))
+      2
+      * count
+      * rows
+      * (per_token + 2 * sizes_lib.attended(model, slots, half=False))
     )
-    memory += count * (state.weights + rows * _cached(model, slots) / tensor)
+    memory += count * (
+      state.weights + rows * sizes_lib.cached(model, slots) / tensor
+    )
     start = end
   if tensor > 1:
     sums = 2 * model.num_layers * size * model.d_model
@@ -250,7 +213,7 @@ def sample_phases(
     ),
     'sampling': Phase(
       program=state.weights
-      + most * _cached(model, whole) / tensor
+      + most * sizes_lib.cached(model, whole) / tensor
       + _HEAD * size * model.vocab_size * model.d_model / tensor
       + _PREFILL * _layer_bytes(model, read, shape.prompt_tokens, tensor),
       beside=state.resident - (state.weights - state.copy),
@@ -267,93 +230,9 @@ def _together(shape, layout, prompts):
   return prompts if every else layout.sample_batch
 
 
-def stages(length: int) -> list[int]:
-  """As `sampler.stages`, the numbers of tokens that caches have room for."""
-  ends = [length]
-  while ends[0] >= 2 * FIRST_STAGE:
-    ends.insert(0, -(-ends[0] // 2))
-  return ends
-
-
-class _Sizes(NamedTuple):
-  """Numbers of parameters."""
-
-  params: int  # Without adapters.
-  adapters: int
-  layers: int  # Of matrices of layers.
-  embeddings: int  # Of embeddings and head.
-  tables: int  # Number of such matrices.
-  vocabulary: int
-  group: int  # Layers that are scanned over together; 0 without a scan.
-  windows: tuple[tuple[int, int], ...]  # Of layers, and how many have each.
-
-
-class _State(NamedTuple):
-  """Bytes of a device."""
-
-  trained: float  # Trained parameters.
-  grads: float
-  optimizer: float
-  base: float  # Frozen parameters under adapters.
-  resident: float  # All of those but gradients, and more; see `Cost`.
-  weights: float  # Parameters as sampling has them.
-  copy: float  # What of those is there only while sampling.
-  parts: int  # Devices that share a copy of the parameters in training.
-
-
-@functools.cache
-def _sizes(model):
-  params = parameters.num_params(parameters.tensors(model))
-  tables = 1 if model.tie_embeddings else 2
-  layers = map(model.layer, range(model.num_layers))
-  windows = collections.Counter(layer.window for layer in layers)
-  embeddings = tables * model.vocab_size * model.d_model
-  return _Sizes(
-    params=params,
-    adapters=parameters.num_params(parameters.adapters(model)),
-    layers=params - embeddings,
-    embeddings=embeddings,
-    tables=tables,
-    vocabulary=model.vocab_size,
-    group=len(model.pattern) if model.num_layers >= SCANNED else 0,
-    windows=tuple(windows.items()),
-  )
-
-
-def _state(model, shape, layout):
-  sizes = _sizes(model)
-  _, fsdp, tensor = layout.train
-  parts, split = fsdp * tensor, layout.decode[2]
-  stored, used = DTYPE_BYTES[model.param_dtype], DTYPE_BYTES[model.dtype]
-  base = sizes.params * stored / parts
-  # Sampling uses the training weights if neither dtype nor place differ.
-  same = stored == used and layout.train == layout.decode
-  decoded = sizes.params * used / split
-  if model.lora:
-    number = sizes.adapters
-    trained = number * _FLOAT / parts
-    adapters = number * used / split
-    frozen = base + (0 if same else decoded)
-    weights, copy = decoded + adapters, adapters
-  else:
-    number, trained, frozen = sizes.params, base, 0
-    weights, copy = decoded, 0 if same else decoded
-  optimizer = shape.moment_bytes * number / parts
-  return _State(
-    trained=trained,
-    grads=number * _FLOAT / parts,
-    optimizer=optimizer,
-    base=base if model.lora else 0,
-    resident=trained * (1 + shape.reference) + optimizer + frozen,
-    weights=weights,
-    copy=copy,
-    parts=parts,
-  )
-
-
 def _pass(model, shape, layout, chip, rows, length, name):
   """Passes over rows of a round whose responses have `length` tokens."""
-  sizes, state = _sizes(model), _state(model, shape, layout)
+  sizes, state = sizes_lib.numbers(model), sizes_lib.state(model, shape, layout)
   data, fsdp, tensor = layout.train
   backward = name.endswith('gradient')
   padded = shape.update_rows(rows)
@@ -372,7 +251,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
   gathered = layers / model.num_layers / tensor
   longest = math.ceil(length / tensor)
   positions = min(max(1, shape.logit_chunk // micro), longest)
-  logits = _FLOAT * positions * local * model.vocab_size
+  logits = sizes_lib.FLOAT * positions * local * model.vocab_size
   at_head = head * size * (1 + _EMBEDDINGS / state.parts)
   at_layer = _layer_bytes(model, local, whole, tensor)
   if backward:
@@ -380,7 +259,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
     saved = tokens * _saved(model, layout)
     at_layer += _GATHERED * gathered + trains * stacked
     # Gradients of the head are summed in float32, if they are of several chunks.
-    summed = _FLOAT if positions < longest else size
+    summed = sizes_lib.FLOAT if positions < longest else size
     at_head += _LOGITS * logits + trains * head * summed
   else:
     saved = 0
@@ -400,7 +279,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
   passes = 1 + backward * (1 + (layout.remat == 'block')) + trains
   attentions = 1 + backward * (2 + (layout.remat != 'none'))
   products = tokens * passes * sizes.layers
-  products += tokens * attentions * 2 * _attended(model, whole)
+  products += tokens * attentions * 2 * sizes_lib.attended(model, whole)
   products += local * length * (1 + 2 * backward + trains) * head
   # Weights are gathered for every pass over them but a recomputed one, and
   # gradients are scattered. Copies of weights sum their gradients.
@@ -424,30 +303,24 @@ def _pass(model, shape, layout, chip, rows, length, name):
 
 def _layer_bytes(model, rows, length, tensor):
   """Bytes of the arrays of one layer in its backward pass."""
-  size, (heads, kv_heads) = DTYPE_BYTES[model.dtype], _heads(model)
+  size, (heads, kv_heads) = DTYPE_BYTES[model.dtype], sizes_lib.heads(model)
   values = (
     _LAYER['D'] * model.d_model
     + (_LAYER['F'] * model.d_ff + _LAYER['H'] * heads + _LAYER['K'] * kv_heads)
     / tensor
   )
   holds_scores = model.attention == 'plain' or (
-    model.attention == 'auto' and length < LONG
+    model.attention == 'auto' and length < sizes_lib.LONG
   )
-  scores = holds_scores * model.num_heads * length * (_FLOAT + size) / tensor
+  scores = (
+    holds_scores * model.num_heads * length * (sizes_lib.FLOAT + size) / tensor
+  )
   return rows * length * (values * size + scores)
-
-
-def _heads(model):
-  """Sizes of the queries, and of the keys, of a token."""
-  return (
-    model.num_heads * model.head_dim,
-    model.num_kv_heads * model.head_dim,
-  )
 
 
 def _saved(model, layout):
   """Bytes that all layers save for the backward pass, a token."""
-  tensor, (heads, kv_heads) = layout.train[2], _heads(model)
+  tensor, (heads, kv_heads) = layout.train[2], sizes_lib.heads(model)
   d, f = model.d_model, model.d_ff
   values = {
     'block': d,
@@ -455,27 +328,3 @@ def _saved(model, layout):
     'none': 10 * d + 6 * (heads + kv_heads + f),  # Many of them in float32.
   }[layout.remat]
   return model.num_layers * values * DTYPE_BYTES[model.dtype] / tensor
-
-
-def _attended(model, length, half=True):
-  """Products a token of scores, and of results, of all layers: H E S / 2."""
-  whole = length / (1 + half)
-  slots = sum(
-    count * min(window or whole, whole)
-    for window, count in _sizes(model).windows
-  )
-  return model.num_heads * model.head_dim * slots
-
-
-def _cached(model, slots):
-  """Bytes of the keys and values of a row."""
-  entries = sum(
-    count * min(window or slots, slots)
-    for window, count in _sizes(model).windows
-  )
-  token = 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
-  return entries * token
-
-
-def _multiple(n, of):
-  return math.ceil(n / of) * of

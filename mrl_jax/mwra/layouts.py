@@ -9,6 +9,7 @@ from mrl_jax.architecture import ModelConfig
 from mrl_jax.architecture import REMAT
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost as cost_lib
+from mrl_jax.mwra import sizes as sizes_lib
 
 # The share of a device's memory that a plan uses: `cost` may be 5% too low.
 SHARE = 0.94
@@ -37,7 +38,7 @@ class Fit(NamedTuple):
   """A layout that fits in memory."""
 
   model: ModelConfig  # With its `remat`.
-  layout: cost_lib.Layout
+  layout: sizes_lib.Layout
   cost: cost_lib.Cost
 
 
@@ -46,12 +47,12 @@ class Misfit(NamedTuple):
 
   bytes: float  # What a program of it needs of a device.
   program: str
-  layout: cost_lib.Layout
+  layout: sizes_lib.Layout
 
 
 def best(
   model: ModelConfig,
-  shape: cost_lib.RoundShape,
+  shape: sizes_lib.RoundShape,
   chip: chips.Chip,
   devices: int,
   choices: Choices = OPEN,
@@ -85,7 +86,7 @@ def best(
       if update is None or model.lora:
         update = _update(model, shape, chip, train, decode, choices, room)
       found = update
-      if isinstance(update, cost_lib.Layout):
+      if isinstance(update, sizes_lib.Layout):
         layout = update._replace(decode=decode)
         found = _sampling(model, shape, chip, layout, choices, room)
       if isinstance(found, Misfit):
@@ -102,7 +103,7 @@ def _update(model, shape, chip, train, decode, choices, room):
   fastest, misfits = (), []
   for remat in REMAT if model.remat == AUTO else (model.remat,):
     for rows in _micro_rows(shape, train, choices.micro_rows):
-      layout = cost_lib.Layout(train, decode, rows, decode[0], remat)
+      layout = sizes_lib.Layout(train, decode, rows, decode[0], remat)
       phases = cost_lib.train_phases(model, shape, layout, chip)
       program = max(phases, key=lambda name: phases[name].bytes)
       if phases[program].bytes <= room:

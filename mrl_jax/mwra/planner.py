@@ -12,6 +12,7 @@ from mrl_jax.mwra import carve
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost as cost_lib
 from mrl_jax.mwra import layouts
+from mrl_jax.mwra import sizes as sizes_lib
 from mrl_jax.mwra import topology as topology_lib
 
 
@@ -21,7 +22,7 @@ class Slice:
 
   devices: tuple[int, ...]  # Indices in the list of all devices, in mesh order.
   box: topology_lib.Box
-  layout: cost_lib.Layout
+  layout: sizes_lib.Layout
   model: ModelConfig  # With its `remat`.
   cost: cost_lib.Cost
   load: float  # Estimated time of a round over that of the slowest policy.
@@ -33,7 +34,7 @@ Plan = Mapping[str, Slice]
 
 def plan(
   models: Mapping[str, ModelConfig],
-  shapes: Mapping[str, cost_lib.RoundShape],
+  shapes: Mapping[str, sizes_lib.RoundShape],
   topology: topology_lib.Topology,
   chip: chips.Chip,
   *,

@@ -20,10 +20,10 @@ from mrl_jax import workdir as workdir_lib
 from mrl_jax.architecture import ModelConfig
 from mrl_jax.models import decoder
 from mrl_jax.models import public
-from mrl_jax.mwra import cost
 from mrl_jax.mwra import layouts
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
+from mrl_jax.mwra import sizes as sizes_lib
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import inputs
 from mrl_jax.training import packing
@@ -113,14 +113,14 @@ def plan(
   )
 
 
-def _round_shape(config, method, name, model, context) -> cost.RoundShape:
+def _round_shape(config, method, name, model, context) -> sizes_lib.RoundShape:
   train, own = config.train, config.train.prompts * config.train.samples
   by_trainer = _by_trainer(train.old_logp, method, model)
   corrected = config.method.correction.level != 'none'
   trains_on_peers = 'peer' in method.objectives(by_trainer)
   peers = peer_rows(config, name)
   _, params, _ = decoder.abstract(model)
-  return cost.RoundShape(
+  return sizes_lib.RoundShape(
     prompts=train.prompts,
     samples=train.samples,
     mini_batches=train.mini_batches,

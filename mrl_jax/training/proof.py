@@ -1,24 +1,21 @@
 """Compiles what a policy runs, from shapes alone, and reads what XLA found.
 
   devices = proof.devices('v5e:2x4')
-  for program in proof.programs(training, config, method):
-    result = proof.compile_program(program)
+  for policy, result in proof.prove(config, method, sizes, plan, devices):
+    print(policy, result.program, result.fits)
 
-No device of the mesh needs to be there, and no weights.
+No device needs to be there, and no weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-import functools
 import importlib.util
 import math
 import os
 import re
 import time
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import msgspec
 import numpy as np
@@ -26,15 +23,12 @@ from rich import console as console_lib
 
 from mrl_jax import algorithms
 from mrl_jax import checks
-from mrl_jax.models import decoder
-from mrl_jax.models import sharding
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
-from mrl_jax.sampling import sampler
 from mrl_jax.training import collectives as collectives_lib
 from mrl_jax.training import display
 from mrl_jax.training import planning
-from mrl_jax.update import update
+from mrl_jax.training import programs
 
 # libtpu looks for its host, and allows one process a host, unless told not to.
 _ENVIRONMENT = {
@@ -82,19 +76,6 @@ def _described(topology):
   return topologies.get_topology_desc(
     platform='tpu', topology_name=topology
   ).devices
-
-
-class Program(NamedTuple):
-  """A jitted function, and abstract arguments for it."""
-
-  name: str
-  function: jax.stages.Wrapped
-  arguments: tuple
-  mesh: jax.sharding.Mesh
-  rows: int = 0  # Of a micro-batch, over the whole mesh.
-  micro_batches: int = 1  # One after another, in one execution.
-  # Trees that are in memory while it runs, but are no arguments of it.
-  beside: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,159 +134,7 @@ class Proof:
     )
 
 
-def programs(
-  training: planning.Training,
-  config: ml_collections.ConfigDict,
-  method: algorithms.Method,
-  peer_rows: int,
-) -> list[Program]:
-  """The programs of a policy's round, with its largest shapes.
-
-  With the rows of a mini-batch, gradients of own and of peers' rows, the
-  optimizer's step, and scores; then the sampler. `peer_rows` is the most rows of
-  peers in a round.
-  """
-  spec, packer, train = training.spec, training.packer, config.train
-  model, mesh, state = spec.model, spec.mesh, spec.abstract()
-  frozen, copied = _frozen(spec), _copied(training)
-  settings = (train.logit_chunk, config.sample.temperature)
-  grads = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
-    state.params,
-  )
-  counts = {
-    'own': train.prompts // train.mini_batches * train.samples,
-    'peer': peer_rows // train.mini_batches,
-  }
-  resident = (state.opt_state, state.reference)
-  found = []
-  for part, objective in training.objectives.items():
-    rows = packer.abstract(counts[part], packer.lengths[part])
-    gradient = update.build_gradient(model, mesh, objective, *settings)
-    found.append(
-      Program(
-        f'{part} gradient',
-        gradient,
-        (grads, state.params, frozen, rows),
-        mesh,
-        rows.tokens_BS.shape[1],
-        rows.tokens_BS.shape[0],
-        (*resident, copied),
-      )
-    )
-  found.append(
-    Program(
-      'update', update.build_apply(spec), (state, grads), mesh, beside=(copied,)
-    )
-  )
-  scored = {
-    'own': training.rescores
-    or method.reference
-    or config.method.correction.level != 'none',
-    'peer': planning.scores_peers(config, method),
-  }
-  for part in (part for part, is_scored in scored.items() if is_scored):
-    rows = packer.abstract(counts[part], packer.lengths[part])
-    found.append(
-      Program(
-        f'{part} scoring',
-        update.build_scorer(model, mesh, *settings),
-        (state.params, frozen, rows),
-        mesh,
-        rows.tokens_BS.shape[1],
-        rows.tokens_BS.shape[0],
-        (*resident, copied),
-      )
-    )
-  return [*found, _sampling(training, config, state, frozen, copied)]
-
-
-def _sampling(training, config, state, frozen, copied) -> Program:
-  """The sampler, beside the state; it may sample with the training weights."""
-  model, mesh = training.spec.model, training.decode_mesh
-  # Of training and evaluation, what samples more rows at a time.
-  prompts, samples, greedy = max(
-    (
-      (config.sample.batch or prompts, samples, temperature == 0)
-      for prompts, samples, temperature in (
-        (config.train.prompts, config.train.samples, config.sample.temperature),
-        (config.eval.batch, config.eval.samples, config.eval.temperature),
-      )
-    ),
-    key=lambda drawn: drawn[0] * drawn[1],
-  )
-  prompts = math.ceil(prompts / mesh.shape['data']) * mesh.shape['data']
-
-  def prompt(dtype):
-    return jax.ShapeDtypeStruct((prompts, training.packer.context), dtype)
-
-  sample = sampler.build(
-    model,
-    mesh,
-    samples=samples,
-    length=training.packer.lengths['own'],
-    stop_ids=(0,),
-    greedy=greedy,
-  )
-  arguments = (
-    _moved(state.params, training),
-    copied or _moved(frozen, training),
-    prompt(jnp.int32),
-    prompt(bool),
-    jax.eval_shape(lambda: jax.random.key(0)),
-    jax.ShapeDtypeStruct((), jnp.float32),
-    jax.ShapeDtypeStruct((), jnp.int32),
-  )
-  same = model.dtype == model.param_dtype
-  same &= training.spec.mesh.shape == training.decode_mesh.shape
-  beside = (state.opt_state, state.reference) if same else (state,)
-  return Program(
-    'sampling',
-    sample,
-    arguments,
-    mesh,
-    prompts * samples,
-    beside=(*beside, frozen),
-  )
-
-
-def _frozen(spec):
-  """The parameters under adapters, as they are placed in training."""
-  _, _, frozen = decoder.abstract(spec.model)
-  return _placed(frozen, sharding.params(frozen, spec.mesh))
-
-
-def _moved(params, training):
-  """Trained or frozen parameters as sampling has them."""
-  cast = jax.eval_shape(
-    functools.partial(decoder.cast, dtype=training.spec.model.dtype), params
-  )
-  return _placed(cast, sharding.params(cast, training.decode_mesh))
-
-
-def _copied(training):
-  """The base under adapters, of which sampling has a copy all the time."""
-  is_copied = training.spec.model.lora is not None
-  return _moved(_frozen(training.spec), training) if is_copied else ()
-
-
-def _placed(tree, places):
-  return jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    tree,
-    places,
-  )
-
-
-def chip_bytes(tree) -> int:
-  """Bytes of a tree of placed arrays on one of their chips."""
-  return sum(
-    x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
-    for x in jax.tree.leaves(tree)
-  )
-
-
-def compile_program(program: Program) -> Proof:
+def compile_program(program: programs.Program) -> Proof:
   """Compiles a program and reads what XLA says of it.
 
   That a program does not fit its chip is a result, not an error.
@@ -326,7 +155,7 @@ def compile_program(program: Program) -> Proof:
     micro_batches=program.micro_batches,
     lower_seconds=lowered_at - began,
     compile_seconds=time.monotonic() - lowered_at,
-    beside=chip_bytes(program.beside),
+    beside=programs.chip_bytes(program.beside),
   )
   if error is not None:
     return dataclasses.replace(proof, **_refusal(str(error)))
@@ -380,8 +209,10 @@ def prove(
   devices: Sequence[jax.Device],
   progress: Callable[[str], None] = lambda stage: None,
   topology: str | None = None,
-) -> dict[str, list[Proof]]:
-  """Compiles every program of every policy of a plan.
+) -> Iterator[tuple[str, Proof]]:
+  """Compiles the programs of all policies of a plan, one after another.
+
+  Yields the name of a policy, and what came of compiling one of its programs.
 
   Args:
     config: the config of the run.
@@ -405,27 +236,28 @@ def prove(
       meshes.build({name: part}, own)[name],
       sizes[name].context,
     )
-  proofs = {name: [] for name in plan}
   for name, part in plan.items():
     others = sum(
-      chip_bytes(_resident(trainings[other]))
+      programs.chip_bytes(programs.resident(trainings[other]))
       for other in plan
       if other != name and {*plan[other].devices} & {*part.devices}
     )
     peer_rows = planning.peer_rows(config, name)
-    for program in programs(trainings[name], configs[name], method, peer_rows):
+    for program in programs.build(
+      trainings[name], configs[name], method, peer_rows
+    ):
       progress(f'{name}: {program.name}')
       proof = compile_program(program)
-      proofs[name].append(
+      yield (
+        name,
         dataclasses.replace(
           proof,
           beside=proof.beside + others,
           chips=len(part.devices),
           capacity=meshes.device_bytes(devices),
           model=_estimate(program.name, part),
-        )
+        ),
       )
-  return proofs
 
 
 def _alone(topology, part, devices):
@@ -447,12 +279,6 @@ def _alone(topology, part, devices):
     return devices
   found = {(*device.coords, device.core_on_chip): device for device in own}
   return {i: found[tuple(place - first)] for i, place in places.items()}
-
-
-def _resident(training):
-  """What a policy keeps in memory while another one takes its turn."""
-  spec = training.spec
-  return spec.abstract(), _frozen(spec), _copied(training)
 
 
 def _estimate(program, part) -> float | None:
@@ -477,6 +303,18 @@ def figures(proofs: Mapping[str, Sequence[Proof]]) -> dict:
     ]
     for name, each in proofs.items()
   }
+
+
+def line(policy: str, proof: Proof) -> str:
+  """What came of one program, for a reader who waits for the others."""
+  if proof.memory is None:
+    return f'{policy}: {proof.program}: refused by XLA'
+  used = (proof.memory.peak + proof.beside) / 2**30
+  planned = '' if proof.model is None else f', planned {_gib(proof.model)}'
+  return (
+    f'{policy}: {proof.program}: {used:.2f} GiB{planned}; compiled in '
+    f'{proof.compile_seconds:.0f} s'
+  )
 
 
 def show(

@@ -134,6 +134,7 @@ def build_gradient(
     in_shardings=(places[0], *places, sharding.rows(mesh, 1)),
     out_shardings=(places[0], sharding.replicated(mesh)),
     donate_argnums=0,
+    compiler_options=sharding.compiler_options(mesh),
   )
 
 
@@ -155,6 +156,7 @@ def build_scorer(
     score,
     in_shardings=(*places, sharding.rows(mesh, 1)),
     out_shardings=sharding.replicated(mesh),
+    compiler_options=sharding.compiler_options(mesh),
   )
 
 

@@ -12,6 +12,7 @@ from mrl_jax.models import attention
 from mrl_jax.models import decoder
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost
+from mrl_jax.mwra import sizes as sizes_lib
 from mrl_jax.sampling import sampler
 from tests import examples
 
@@ -46,8 +47,8 @@ def estimate(model=None, layout=None, **changes):
   }
   return cost.estimate(
     model or examples.model(attention='splash'),
-    cost.RoundShape(**{**fields, **changes}),
-    cost.Layout(**layout),
+    sizes_lib.RoundShape(**{**fields, **changes}),
+    sizes_lib.Layout(**layout),
     CHIP,
   )
 
@@ -126,7 +127,7 @@ def test_the_cache_holds_the_keys_and_values_of_all_rows():
   more = sampling(evaluated=(4, 9)) - sampling()
   assert more == 2 * (9 - 2) * 8 * token
   windowed = examples.model(layers=(Layer(window=2), Layer()))
-  assert cost._cached(windowed, 8) == (2 + 8) * 128
+  assert sizes_lib.cached(windowed, 8) == (2 + 8) * 128
 
 
 def test_seconds_of_an_update_by_hand():
@@ -135,10 +136,10 @@ def test_seconds_of_an_update_by_hand():
   fast = dataclasses.replace(CHIP, hbm_bandwidth=1e15)
 
   def seconds(model, layout):
-    shape = cost.RoundShape(
+    shape = sizes_lib.RoundShape(
       prompts=4, samples=2, prompt_tokens=3, response_tokens=5, logit_chunk=4
     )
-    layout = cost.Layout(sample_batch=4, **layout)
+    layout = sizes_lib.Layout(sample_batch=4, **layout)
     return (
       cost.estimate(model, shape, layout, fast).phases['own gradient'].seconds
     )
@@ -219,10 +220,10 @@ def test_rows_are_padded_to_the_multiple():
 
 
 def test_what_is_mirrored_from_the_device_half():
-  assert decoder._MANY == cost.SCANNED
-  assert attention.LONG == cost.LONG
+  assert decoder._MANY == sizes_lib.SCANNED
+  assert attention.LONG == sizes_lib.LONG
   for length in (1, 511, 512, 1023, 1024, 1025, 4096, 6144):
-    assert cost.stages(length) == sampler.stages(length)
+    assert sizes_lib.stages(length) == sampler.stages(length)
 
 
 BIG = examples.model(

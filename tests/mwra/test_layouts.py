@@ -13,6 +13,7 @@ from mrl_jax.architecture import Lora
 from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost
 from mrl_jax.mwra import layouts
+from mrl_jax.mwra import sizes
 from tests import examples
 
 V5E = chips.CHIPS['v5e']
@@ -66,7 +67,7 @@ def every_layout(model, shape, devices):
       range(ways, rows + 1, ways), (1, 2, 4, 8, 16), layouts.REMAT
     ):
       if rows % micro == 0 and (micro % 8 == 0 or 8 % micro == 0):
-        yield cost.Layout(train, decode, micro, batch, remat)
+        yield sizes.Layout(train, decode, micro, batch, remat)
 
 
 @settings(max_examples=8, deadline=None)
@@ -103,7 +104,7 @@ def test_what_the_user_fixed_stays():
   )
   model = dataclasses.replace(MODEL, remat='dots')
   layout = layouts.best(model, SHAPE, V5E, 8, fixed).layout
-  assert layout == cost.Layout((2, 2, 2), (2, 1, 4), 8, 3, 'dots')
+  assert layout == sizes.Layout((2, 2, 2), (2, 1, 4), 8, 3, 'dots')
 
 
 def test_the_model_has_the_remat_that_was_chosen():

@@ -14,6 +14,7 @@ from mrl_jax.mwra import chips
 from mrl_jax.mwra import cost
 from mrl_jax.mwra import layouts
 from mrl_jax.mwra import planner
+from mrl_jax.mwra import sizes as sizes_lib
 from tests import fleets
 
 GIB = 2**30
@@ -88,7 +89,7 @@ SAMPLING = [
 def _phase(program, name, chip, train, decode, rows, samples, *sizes):
   model = MODELS[name]
   prompt, response, chunk = sizes
-  shape = cost.RoundShape(
+  shape = sizes_lib.RoundShape(
     prompts=rows,
     samples=samples,
     scored_rows=rows,
@@ -96,7 +97,7 @@ def _phase(program, name, chip, train, decode, rows, samples, *sizes):
     response_tokens=response,
     logit_chunk=chunk,
   )
-  layout = cost.Layout(train, decode, rows, rows, model.remat)
+  layout = sizes_lib.Layout(train, decode, rows, rows, model.remat)
   costs = cost.estimate(model, shape, layout, chips.CHIPS[chip])
   return costs.phases[program]
 
@@ -129,7 +130,7 @@ def _policy(name, chip, refused, needed, change, peak, **shape):
     'logit_chunk': 8192,
     'row_multiple': 32,
   }
-  shape = cost.RoundShape(**{**sizes, **shape})
+  shape = sizes_lib.RoundShape(**{**sizes, **shape})
   return name, chip, shape, refused, needed, change, peak
 
 
@@ -168,6 +169,6 @@ def test_what_xla_refuses_is_refused_with_a_change_that_xla_accepts(policy):
   assert str(error.value).endswith(f'It fits with --config.{change}')
   # Beside the program there are moments, and while sampling parameters too.
   devices = fleets.named(where).size
-  params = cost._sizes(model).params
+  params = sizes_lib.numbers(model).params
   beside = (12 if 'sample' in change else 8) * params / devices
   assert peak * GIB + beside < chip.hbm_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from mrl_jax import hugging_face
 from mrl_jax.models import public
-from mrl_jax.mwra import cost
+from mrl_jax.mwra import sizes
 from mrl_jax.training import planning
 from tests import examples
 from tests import pretrained
@@ -41,7 +41,7 @@ def test_each_policy_has_what_the_plan_chose_for_it_and_the_run_its_config():
   )
   parts = [
     types.SimpleNamespace(
-      layout=cost.Layout((1, 1, 1), (1, 1, 1), rows, batch, 'none')
+      layout=sizes.Layout((1, 1, 1), (1, 1, 1), rows, batch, 'none')
     )
     for rows, batch in ((16, 2), (8, 1))
   ]

@@ -15,6 +15,7 @@ from mrl_jax.architecture import Lora
 from mrl_jax.models import sharding
 from mrl_jax.mwra import meshes
 from mrl_jax.training import planning
+from mrl_jax.training import programs as programs_lib
 from mrl_jax.training import proof
 from tests import examples
 
@@ -53,7 +54,7 @@ def programs(lora=None, **changes):
   model = dataclasses.replace(plan[name].model, lora=lora)
   training = planning.training(config, method, model, mesh, sizes[name].context)
   peer_rows = planning.peer_rows(config, name)
-  found = proof.programs(training, config, method, peer_rows)
+  found = programs_lib.build(training, config, method, peer_rows)
   return {program.name: program for program in found}, training
 
 
@@ -95,38 +96,39 @@ def test_what_is_beside_a_program_is_what_it_does_not_take():
   """Beside a gradient: two moments and a reference, each like the parameters."""
   found, training = programs(**{'method.name': 'prp', 'method.kl_weight': 0.1})
   state = training.spec.abstract()
-  params = proof.chip_bytes(state.params)
-  steps = proof.chip_bytes(state.opt_state) - 2 * params
+  params = programs_lib.chip_bytes(state.params)
+  steps = programs_lib.chip_bytes(state.opt_state) - 2 * params
   assert 0 < steps < 20  # Counts of updates.
   beside = {
-    n: (proof.chip_bytes(p.beside) - steps) / params for n, p in found.items()
+    n: (programs_lib.chip_bytes(p.beside) - steps) / params
+    for n, p in found.items()
   }
   assert beside['own gradient'] == 3
   assert beside['peer gradient'] == 3
   assert beside['own scoring'] == 3
   update = found['update']
-  assert proof.chip_bytes(update.beside) == 0
+  assert programs_lib.chip_bytes(update.beside) == 0
   grads = update.arguments[1]
-  assert proof.chip_bytes(grads) == params
+  assert programs_lib.chip_bytes(grads) == params
 
 
 def test_adapters_keep_a_copy_of_the_base_for_sampling():
   lora = Lora(rank=2, alpha=4.0, target_modules=('q_proj',))
   found, training = programs(lora=lora)
-  frozen = proof.chip_bytes(found['own gradient'].arguments[2])
-  copy = proof.chip_bytes(found['sampling'].arguments[1])
+  frozen = programs_lib.chip_bytes(found['own gradient'].arguments[2])
+  copy = programs_lib.chip_bytes(found['sampling'].arguments[1])
   assert copy > 3 * frozen > 0  # Not sharded over four chips.
   for program in ('own gradient', 'update'):
-    assert proof.chip_bytes(found[program].beside) >= copy
+    assert programs_lib.chip_bytes(found[program].beside) >= copy
   state = training.spec.abstract()
-  beside = proof.chip_bytes(found['sampling'].beside)
-  assert beside == proof.chip_bytes(state) + frozen
+  beside = programs_lib.chip_bytes(found['sampling'].beside)
+  assert beside == programs_lib.chip_bytes(state) + frozen
 
 
 def test_xla_counts_the_arguments_that_the_shapes_have():
   found, training = programs(**{'method.name': 'prp'})
-  state = proof.chip_bytes(training.spec.abstract())
-  params = proof.chip_bytes(training.spec.abstract().params)
+  state = programs_lib.chip_bytes(training.spec.abstract())
+  params = programs_lib.chip_bytes(training.spec.abstract().params)
   update = proof.compile_program(found['update'])
   assert update.memory.arguments == state + params
   assert update.memory.aliased == state  # The update is in place.
@@ -145,17 +147,21 @@ def test_states_of_policies_that_take_turns_stay(monkeypatch, time_share):
       micro_batches=1,
       lower_seconds=0,
       compile_seconds=0,
-      beside=proof.chip_bytes(program.beside),
+      beside=programs_lib.chip_bytes(program.beside),
     ),
   )
   config, method, sizes, plan = parts(**{'mwra.time_share': time_share})
-  proofs = proof.prove(config, method, sizes, plan, jax.devices(), told.append)
+  proofs = {}
+  for name, result in proof.prove(
+    config, method, sizes, plan, jax.devices(), told.append
+  ):
+    assert told[-1] == f'{name}: {result.program}'
+    proofs.setdefault(name, []).append(result)
   assert len(told) == sum(map(len, proofs.values()))
-  assert f'llama: {proofs["llama"][0].program}' in told
   mesh = meshes.build(plan, jax.devices())['gemma']
   gemma = planning.training(config, method, plan['gemma'].model, mesh, 8)
   update = next(p for p in proofs['llama'] if p.program == 'update')
-  state = proof.chip_bytes(gemma.spec.abstract())
+  state = programs_lib.chip_bytes(gemma.spec.abstract())
   assert update.beside == time_share * state
 
 
@@ -192,7 +198,7 @@ class Refused:
 @pytest.mark.parametrize(('message', 'needed', 'limit'), REFUSALS)
 def test_a_program_that_does_not_fit_is_a_result(message, needed, limit):
   mesh = jax.make_mesh((1,), ('x',))
-  program = proof.Program('own gradient', Refused(message), (), mesh)
+  program = programs_lib.Program('own gradient', Refused(message), (), mesh)
   result = proof.compile_program(program)
   assert not result.fits
   assert result.refusal == result.why == message.splitlines()[0]
@@ -225,7 +231,7 @@ def test_xla_names_what_a_chip_lacks():
   mesh = Mesh(np.array(proof.devices('v5e:2x2')), ('x',))
   place = sharding.replicated(mesh)
   x = jax.ShapeDtypeStruct((3 * GIB,), np.float32, sharding=place)
-  program = proof.Program('x', jax.jit(lambda x: x + 1), (x,), mesh)
+  program = programs_lib.Program('x', jax.jit(lambda x: x + 1), (x,), mesh)
   result = proof.compile_program(program)
   assert not result.fits
   assert 'exceeds' in result.why
@@ -248,7 +254,7 @@ def test_the_peak_is_a_sum_where_the_compiler_reports_no_temporaries():
 
 def test_other_errors_of_the_compiler_are_errors():
   mesh = jax.make_mesh((1,), ('x',))
-  program = proof.Program('update', Refused('INTERNAL: a bug'), (), mesh)
+  program = programs_lib.Program('update', Refused('INTERNAL: a bug'), (), mesh)
   with pytest.raises(jax.errors.JaxRuntimeError, match='a bug'):
     proof.compile_program(program)
 
