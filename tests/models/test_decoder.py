@@ -303,3 +303,21 @@ def test_casting_parameters_beforehand_changes_no_bit_of_the_logits():
     decoders.logits(decoder, TOKENS_BT),
     decoders.logits(nnx.merge(graphdef, cast), TOKENS_BT),
   )
+
+
+def test_stacked_parameters_have_the_dtype_of_use():
+  config = examples.model(dtype='bfloat16', num_layers=8)
+  graphdef, params, frozen = decoder_lib.abstract(config)
+  tokens_BT = jax.ShapeDtypeStruct((2, 4), jnp.int32)
+  jaxpr = jax.make_jaxpr(
+    lambda params, tokens_BT: nnx.merge(graphdef, params, frozen)(
+      tokens_BT, tokens_BT > 0
+    )
+  )(params, tokens_BT)
+  (scan,) = (e for e in jaxpr.eqns if e.primitive.name == 'scan')
+  stacked = {
+    str(x.aval.dtype)
+    for x in scan.invars
+    if x.aval.shape[:1] == (8,) and x.aval.ndim > 2
+  }
+  assert stacked == {'bfloat16'}

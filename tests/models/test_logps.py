@@ -128,3 +128,20 @@ def test_entropies_worked_by_hand():
     rtol=1e-6,
     atol=1e-30,
   )
+
+
+def test_gradients_of_many_chunks_add_up_in_bfloat16():
+  # 1 + 1 + ... stops at 256 in bfloat16.
+  count = 1024
+  hidden_BTD = np.ones((1, count, 1), jnp.bfloat16)
+  targets_BT = np.zeros((1, count), np.int32)
+
+  def total(unembed_DV):
+    decoder = types.SimpleNamespace(
+      unembed=lambda: unembed_DV,
+      logits=lambda x_BTD, by_DV: (x_BTD @ by_DV).astype(jnp.float32),
+    )
+    return logps.token_scores(decoder, hidden_BTD, targets_BT, 1).logp_BT.sum()
+
+  gradient_DV = jax.grad(total)(jnp.zeros((1, 2), jnp.bfloat16))
+  np.testing.assert_array_equal(gradient_DV, [[count / 2, -count / 2]])

@@ -228,3 +228,32 @@ def test_stages_of_the_cache_change_no_sample(monkeypatch):
   found = sample(seed=5, stop_ids=NO_STOP_IDS)
   assert_equal(found, expected, atol=1e-5)
   _sample.clear_cache()
+
+
+def test_moved_weights_have_the_dtype_of_use_and_their_places_while_sampling():
+  train, decode = decoders.mesh(1, 2, 1), decoders.mesh(2, 1, 1)
+  for dtype in ('bfloat16', 'float32'):
+    decoder = decoders.decoder(dtype=dtype)
+    _, params, _ = decoder_lib.split(decoder)
+    placed = jax.device_put(params, sharding.params(params, train))
+    moved = sampler.build_move(decoder.config, train, decode)(placed)
+    expected = decoder_lib.cast(params, dtype)
+    places = sharding.params(params, decode)
+    for x, y, place in zip(
+      *map(jax.tree.leaves, (moved, expected, places)), strict=True
+    ):
+      assert x.dtype == y.dtype
+      assert x.sharding.is_equivalent_to(place, x.ndim)
+      np.testing.assert_array_equal(x, y)
+
+
+def test_weights_that_are_as_sampling_needs_them_are_not_copied():
+  mesh, decoder = decoders.mesh(2, 1, 1), decoders.decoder(dtype='bfloat16')
+  _, params, _ = decoder_lib.split(decoder)
+  placed = jax.device_put(params, sharding.params(params, mesh))
+  moved = sampler.build_move(decoder.config, mesh, mesh)(placed)
+  for (path, x), (_, y) in zip(
+    moved.flat_state(), placed.flat_state(), strict=True
+  ):
+    # The scales of norms stay in float32.
+    assert (x.get_value() is y.get_value()) == (path[-1] == 'scale')

@@ -2,8 +2,10 @@
 
 import types
 
+import jax
 import pytest
 
+from mrl_jax import algorithms
 from mrl_jax import hugging_face
 from mrl_jax.models import public
 from mrl_jax.mwra import sizes
@@ -59,3 +61,18 @@ def test_rows_of_peers_are_those_of_the_peers_that_a_policy_listens_to():
   assert planning.peer_rows(config, 'llama') == 4 * 2
   config.policies.llama.listens_to = ()
   assert planning.peer_rows(config, 'llama') == 0
+
+
+@pytest.mark.parametrize(
+  ('changes', 'is_scored'),
+  [
+    ({}, False),
+    ({'method.correction.level': 'token'}, True),
+    ({'train.old_logp': 'trainer'}, True),
+  ],
+)
+def test_own_rows_are_scored_where_the_trainer_needs_it(changes, is_scored):
+  config = examples.run_config(**changes)
+  method, sizes = algorithms.build(config.method), planning.without_data(config)
+  plan = planning.plan(config, method, sizes, jax.devices())
+  assert ('own scoring' in plan['llama'].cost.phases) == is_scored
