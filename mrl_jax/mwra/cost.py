@@ -3,14 +3,14 @@
 Memory is what XLA reports as `peak_memory_in_bytes` for a chip, arguments
 included. Terms are the shapes of arrays in `models/`, `update/` and `sampling/`;
 the constants below say how many of them are in memory at once. They were fitted
-to XLA's figures (jax 0.10.2, libtpu 0.0.42) for 101 gradients, 18 samplers and 8
+to XLA's figures (jax 0.10.2, libtpu 0.0.42) for 109 gradients, 18 samplers and 9
 scorers of models of .5B to 8B parameters in bfloat16, with rows of 1,024 to 7,168
 tokens, compiled ahead of time for v5e, v5p and v6e. Most are from refusals: with
 the compiler option `xla_tpu_max_hbm_size_mib` below its need, XLA says in seconds
-what a program needs. For 23 programs that were compiled at full depth
-(`tests/mwra/test_xla.py`) the model is between 3% below XLA and 14% above. With
-memory to spare XLA uses more than it needs, by a third if layers have several
-kinds; the model has that too. GPUs and CPUs use the same constants, unmeasured.
+what a program needs. For 26 programs that were compiled at full depth
+(`tests/mwra/test_xla.py`) the model is between 5% below XLA and 15% above, the
+latter if layers have several kinds. GPUs and CPUs use the same constants,
+unmeasured.
 
 Seconds are a roofline, and so lower bounds: the largest of the times for
 operations, for bytes of memory and for bytes over links, by the figures of
@@ -30,9 +30,6 @@ from mrl_jax.mwra import sizes as sizes_lib
 # D, F, H E and K E in the backward pass, and the share of them in others.
 _LAYER = {'D': 5.5, 'F': 3.9, 'H': 2.2, 'K': 0.5}
 _SCORING, _PREFILL = 0.1, 0.45
-# The share of them that each further layer of a group has, while other layers of
-# it are at work: XLA uses memory that is free, and needs less if it is not.
-_GROUP = 0.6
 # The same in copies: of a layer's gathered weights in the backward pass and in
 # scoring, of a chip's part of the embeddings, and of its part of the head while
 # sampling.
@@ -247,7 +244,7 @@ def _pass(model, shape, layout, chip, rows, length, name):
 
   # Bytes of memory.
   arguments = state.trained + state.base + backward * state.grads
-  stacked = bool(sizes.group) * layers / state.parts
+  stacked = sizes.scanned * layers / state.parts
   gathered = layers / model.num_layers / tensor
   longest = math.ceil(length / tensor)
   positions = min(max(1, shape.logit_chunk // micro), longest)
@@ -255,7 +252,6 @@ def _pass(model, shape, layout, chip, rows, length, name):
   at_head = head * size * (1 + _EMBEDDINGS / state.parts)
   at_layer = _layer_bytes(model, local, whole, tensor)
   if backward:
-    at_layer *= 1 + _GROUP * max(0, sizes.group - 1)
     saved = tokens * _saved(model, layout)
     at_layer += _GATHERED * gathered + trains * stacked
     # Gradients of the head are summed in float32, if they are of several chunks.

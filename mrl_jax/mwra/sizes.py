@@ -73,7 +73,7 @@ class Numbers(NamedTuple):
   embeddings: int  # Of embeddings and head.
   tables: int  # Number of such matrices.
   vocabulary: int
-  group: int  # Layers that are scanned over together; 0 without a scan.
+  scanned: bool  # Whether layers are scanned over.
   windows: tuple[tuple[int, int], ...]  # Of layers, and how many have each.
 
 
@@ -105,7 +105,7 @@ def numbers(model: ModelConfig) -> Numbers:
     embeddings=embeddings,
     tables=tables,
     vocabulary=model.vocab_size,
-    group=len(model.pattern) if model.num_layers >= SCANNED else 0,
+    scanned=model.num_layers >= SCANNED,
     windows=tuple(windows.items()),
   )
 

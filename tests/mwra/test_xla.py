@@ -62,18 +62,21 @@ PASSES = [
   ('own gradient', 'qwen3-1.7b', 'v5e', (1, 4, 1), 16, 1024, 4096, 2048, 9.702),
   ('own gradient', 'qwen3-1.7b', 'v5p', (1, 4, 1), 16, 1024, 1024, 2048, 7.633),
   ('own gradient', 'qwen3-1.7b, in pairs', 'v6e', (1, 4, 1), 8, 2048, 4096, 4096, 9.112),
-  ('own gradient', 'smollm3-3b', 'v5e', (1, 8, 1), 16, 2048, 4096, 4096, 9.909),
-  ('own gradient', 'smollm3-3b', 'v6e', (1, 8, 1), 16, 2048, 4096, 4096, 11.006),
-  ('own gradient', 'smollm3-3b', 'v6e', (1, 8, 1), 16, 1024, 1024, 2048, 7.28),
+  ('own gradient', 'smollm3-3b', 'v5e', (1, 8, 1), 16, 2048, 4096, 4096, 7.510),
+  ('own gradient', 'smollm3-3b', 'v6e', (1, 8, 1), 16, 2048, 4096, 4096, 7.640),
+  ('own gradient', 'smollm3-3b', 'v6e', (1, 8, 1), 16, 1024, 1024, 2048, 6.150),
   ('own gradient', 'llama3.2-3b, dots', 'v6e', (1, 4, 1), 16, 1024, 1024, 2048, 23.141),
   ('own gradient', 'qwen3-4b', 'v5p', (1, 4, 1), 32, 1024, 4096, 8192, 25.352),
-  ('own gradient', 'llama3.1-8b', 'v6e', (1, 8, 1), 16, 1024, 4096, 2048, 17.720),
-  ('own gradient', 'llama3.1-8b', 'v5p', (1, 8, 1), 32, 1024, 4096, 8192, 22.210),
+  ('own gradient', 'llama3.1-8b', 'v6e', (1, 8, 1), 16, 1024, 4096, 2048, 17.740),
+  ('own gradient', 'llama3.1-8b', 'v5p', (1, 8, 1), 32, 1024, 4096, 8192, 22.200),
   ('own gradient', 'qwen2.5-1.5b', 'v5e', (1, 4, 1), 32, 1024, 1024, 8192, 7.773),
-  ('own gradient', 'llama3.2-3b', 'v5e', (1, 8, 1), 32, 1024, 4096, 8192, 12.164),
+  ('own gradient', 'llama3.2-3b', 'v5e', (1, 8, 1), 32, 1024, 4096, 8192, 11.170),
   ('own gradient', 'qwen3-4b, dots', 'v5p', (1, 4, 1), 4, 1024, 6144, 8192, 28.909),
-  ('own gradient', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 22.241),
-  ('own scoring', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 7.675),
+  ('own gradient', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 22.120),
+  ('own gradient', 'qwen3-1.7b', 'v5e', (1, 8, 1), 32, 2048, 4096, 8192, 8.06),
+  ('peer gradient', 'qwen3-1.7b', 'v5e', (1, 8, 1), 32, 2048, 6144, 8192, 9.53),
+  ('own scoring', 'qwen3-1.7b', 'v5e', (1, 8, 1), 32, 2048, 4096, 8192, 2.50),
+  ('own scoring', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 7.210),
 ]  # fmt: skip
 # Sampling: (data, 1, tensor), prompts, samples, prompt and response tokens.
 SAMPLING = [
@@ -106,7 +109,8 @@ def _phase(program, name, chip, train, decode, rows, samples, *sizes):
 def test_memory_of_passes_is_that_of_xla(row):
   program, name, chip, mesh, rows, *sizes, gib = row
   decode = mesh[1], 1, 1
-  found = _phase(program, name, chip, mesh, decode, rows, 1, *sizes)
+  kind = program.partition(' ')[2]
+  found = _phase(f'own {kind}', name, chip, mesh, decode, rows, 1, *sizes)
   assert 0.95 < found.program / GIB / gib < 1.15
 
 
@@ -151,7 +155,7 @@ REFUSED = [
   ),
   _policy(
     'llama3.1-8b', 'v6e:2x4', {'micro_rows': 128}, 48.37,
-    'train.micro_rows=16', 17.720, logit_chunk=2048,
+    'train.micro_rows=16', 17.740, logit_chunk=2048,
   ),
 ]  # fmt: skip
 
