@@ -178,6 +178,13 @@ KEYS = {
   # Sampling.
   # The policy that is trained is the one that samples, softmax(logits / T).
   'sample.temperature': Key(1.0, 'T of sampling to train on.', above=0),
+  # With filters, the trainer computes the denominators of importance ratios.
+  'sample.top_k': Key(0, 'Draw from the k most likely tokens; 0: all.', 0),
+  'sample.top_p': Key(
+    1.0, 'Draw from the likeliest that sum to p.', above=0, most=1
+  ),
+  'sample.min_p': Key(0.0, 'Least share of the largest probability.', 0, 1),
+  'sample.stop': Key((), 'Strings that end a completion, as its last tokens.'),
   'sample.batch': Key(0, 'Prompts sampled at a time; 0 is as many as fit.', 0),
   'sample.max_prompt_tokens': Key(64, 'Longest prompt.', 1),
   'sample.long_prompts': Key(

@@ -16,6 +16,7 @@ import jax
 from jax.experimental.pallas.ops.tpu import splash_attention
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+import numpy as np
 
 from mrl_jax.models import blockwise
 from mrl_jax.models import sharding
@@ -70,21 +71,34 @@ def choose(kind: str, shape: tuple[int, ...], dtype, cap: float) -> str:
   return 'blocks' if chosen == 'cudnn' and not by_cudnn else chosen
 
 
-def attend(q_BHTE, k_BKSE, v_BKSE, mask_BTS, scale, cap=0.0):
+def attend(q_BHTE, parts, mask_BTS, scale, cap=0.0):
   """Attention with any mask; scores are multiplied by `scale`.
 
-  Heads come before positions, unlike in `jax.nn.dot_product_attention`: a
+  `parts` are keys and values, [B, K, S, E] each; S of the mask is that of all
+  parts together. Heads come before positions, unlike in `jax.nn.dot_product_attention`: a
   decoding step then reads the cache in order, which makes it 10 to 30% faster
   on CPU.
   """
-  q_BKRTE = _grouped(q_BHTE, k_BKSE)
-  scores_BKRTS = jnp.einsum(
-    'BKRTE,BKSE->BKRTS', q_BKRTE, k_BKSE, preferred_element_type=jnp.float32
+  q_BKRTE = _grouped(q_BHTE, parts[0][0])
+  scores_BKRTS = jnp.concatenate(
+    [
+      jnp.einsum(
+        'BKRTE,BKSE->BKRTS', q_BKRTE, k_BKSE, preferred_element_type=jnp.float32
+      )
+      for k_BKSE, _ in parts
+    ],
+    -1,
   )
   scores_BKRTS = soft_cap(scores_BKRTS * scale, cap)
   scores_BKRTS = jnp.where(mask_BTS[:, None, None], scores_BKRTS, _MASKED)
-  weights_BKRTS = jax.nn.softmax(scores_BKRTS, -1).astype(v_BKSE.dtype)
-  out_BKRTE = jnp.einsum('BKRTS,BKSE->BKRTE', weights_BKRTS, v_BKSE)
+  weights_BKRTS = jax.nn.softmax(scores_BKRTS, -1).astype(q_BHTE.dtype)
+  ends = np.cumsum([k_BKSE.shape[2] for k_BKSE, _ in parts])[:-1]
+  out_BKRTE = sum(
+    jnp.einsum('BKRTS,BKSE->BKRTE', weights_BKRTs, v_BKSE)
+    for weights_BKRTs, (_, v_BKSE) in zip(
+      jnp.split(weights_BKRTS, ends, -1), parts, strict=True
+    )
+  )
   return out_BKRTE.reshape(q_BHTE.shape)
 
 
@@ -117,7 +131,7 @@ def _grouped(q_BHTE, k_BKSE):
 
 def _plain(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
   mask_BTS = causal_mask(valid_BT, window)
-  return attend(q_BHTE, k_BKTE, v_BKTE, mask_BTS, scale, cap)
+  return attend(q_BHTE, [(k_BKTE, v_BKTE)], mask_BTS, scale, cap)
 
 
 def _blocks(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):

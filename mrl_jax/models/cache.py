@@ -1,65 +1,110 @@
 """Keys and values of the tokens that a decoder has read, for each layer.
 
-A row's tokens are in slots: left padding, the prompt, then what was sampled. A
-layer whose window is shorter than the row keeps the last tokens only; slot s is
-in entry s % S of its S entries. With S = 3, after slot 4:
+A layer keeps those of the prompt of each row, padded on the left, and a ring of
+those that were sampled. All rows write the same entry of the ring at a time: the
+token of step s is in entry s % R of R. Rows begin at different steps, and see
+their own tokens alone. With R = 3, after step 4:
 
-  entry  0 1 2
-  slot   3 4 2
+  entry of the ring     0 1 2
+  step of its token     3 4 2
+  seen by a row that
+  has sampled 2 tokens  x x -
+
+A layer with a window keeps no more of either than its window.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from mrl_jax.architecture import ModelConfig
 
-Layer = tuple[jax.Array, jax.Array]  # k_BKSE and v_BKSE.
+
+class Layer(NamedTuple):
+  """Keys and values of one layer."""
+
+  k_BKCE: jax.Array  # Of the last C tokens of the prompt.
+  v_BKCE: jax.Array
+  k_BKRE: jax.Array  # The ring.
+  v_BKRE: jax.Array
+
+
 Cache = list[Layer]
 
 
-def entries(model: ModelConfig, layer: int, slots: int) -> int:
-  """S, the number of entries of a layer, in a cache of so many slots."""
-  return min(slots, model.layer(layer).window or slots)
+class Now(NamedTuple):
+  """Which token of each row is read."""
+
+  step: jax.Array  # Its number in the ring, the same for all rows.
+  age_B: jax.Array  # How many tokens were sampled before it in its row.
+  prompt_B: jax.Array  # Number of tokens of the prompt.
+
+  @property
+  def position_B1(self) -> jax.Array:
+    """Rotary positions."""
+    return (self.prompt_B + self.age_B)[:, None]
 
 
-def of_prompts(k_BKCE: jax.Array, size: int) -> jax.Array:
-  """Keys, or values, of slots 0 to C - 1, in `size` entries."""
-  slots = k_BKCE.shape[2]
-  if slots <= size:
-    return _pad(k_BKCE, size)
-  # The first of the last `size` slots goes to the entry that it belongs to.
-  last_BKSE = k_BKCE[:, :, slots - size :]
-  return jnp.roll(last_BKSE, (slots - size) % size, axis=2)
+def entries(model: ModelConfig, layer: int, tokens: int) -> int:
+  """The most of so many tokens, of a prompt or sampled, that a layer keeps."""
+  return min(tokens, model.layer(layer).window or tokens)
 
 
-def write(layer: Layer, k_BK1E, v_BK1E, slot) -> Layer:
-  """Writes the keys and values of a token to its entry."""
+def empty(model: ModelConfig, rows: int, context: int, ring: int) -> Cache:
+  """A cache for prompts of `context` slots, and `ring` sampled tokens."""
 
-  def put(x_BKSE, x_BK1E):
-    entry = slot % x_BKSE.shape[2]
-    return jax.lax.dynamic_update_slice_in_dim(x_BKSE, x_BK1E, entry, axis=2)
+  def zeros(size):
+    return jnp.zeros(
+      (rows, model.num_kv_heads, size, model.head_dim), model.dtype
+    )
 
-  return put(layer[0], k_BK1E), put(layer[1], v_BK1E)
-
-
-def visible(layer: Layer, first_B, slot):
-  """Which entries [B, 1, S] the token in `slot` attends to.
-
-  Those whose slots are `first_B` or later; entries that are not written yet have
-  negative ones.
-  """
-  size = layer[0].shape[2]
-  held_S = slot - (slot - jnp.arange(size)) % size
-  return (held_S[None, :] >= first_B[:, None])[:, None, :]
-
-
-def grow(cache: Cache, model: ModelConfig, slots: int) -> Cache:
-  """Makes room for `slots` slots; all of the cache's own must be written."""
   return [
-    tuple(_pad(x_BKSE, entries(model, i, slots)) for x_BKSE in layer)
-    for i, layer in enumerate(cache)
+    Layer(
+      *(zeros(entries(model, i, n)) for n in (context, context, ring, ring))
+    )
+    for i in range(model.num_layers)
   ]
 
 
-def _pad(x_BKSE, size):
-  return jnp.pad(x_BKSE, ((0, 0), (0, 0), (0, size - x_BKSE.shape[2]), (0, 0)))
+def of_prompts(k_BKCE: jax.Array, size: int) -> jax.Array:
+  """Keys, or values, of the last `size` slots of prompts, padded on the left."""
+  more = max(0, size - k_BKCE.shape[2])
+  k_BKCE = jnp.pad(k_BKCE, ((0, 0), (0, 0), (more, 0), (0, 0)))
+  return k_BKCE[:, :, k_BKCE.shape[2] - size :]
+
+
+def write(layer: Layer, k_BK1E: jax.Array, v_BK1E: jax.Array, step) -> Layer:
+  """Writes the keys and values of a token of every row to its entry."""
+
+  def put(x_BKRE, x_BK1E):
+    entry = step % x_BKRE.shape[2]
+    return jax.lax.dynamic_update_slice_in_dim(x_BKRE, x_BK1E, entry, axis=2)
+
+  return layer._replace(
+    k_BKRE=put(layer.k_BKRE, k_BK1E), v_BKRE=put(layer.v_BKRE, v_BK1E)
+  )
+
+
+def visible(layer: Layer, window: int, now: Now) -> jax.Array:
+  """Which entries [B, 1, C + R] the token of a row attends to, itself included.
+
+  The prompt's come first. `window` is that of the layer, 0 if it has none.
+  """
+  context, ring = layer.k_BKCE.shape[2], layer.k_BKRE.shape[2]
+  before_C = context - jnp.arange(context)  # Tokens before the first sample.
+  seen_BC = before_C <= now.prompt_B[:, None]
+  if window:
+    seen_BC &= before_C + now.age_B[:, None] < window
+  before_R = (now.step - jnp.arange(ring)) % ring  # Tokens before this one.
+  seen_BR = before_R <= now.age_B[:, None]
+  return jnp.concatenate([seen_BC, seen_BR], 1)[:, None]
+
+
+def resized(x_BKRE: jax.Array, step: jax.Array, size: int) -> jax.Array:
+  """A ring of `size` entries, before the token of `step`.
+
+  The last tokens stay: no row may have sampled more than there is room for.
+  """
+  before_R = 1 + (step - 1 - jnp.arange(size)) % size  # Tokens before `step`.
+  return jnp.take(x_BKRE, (step - before_R) % x_BKRE.shape[2], axis=2)

@@ -161,60 +161,56 @@ class Decoder(nnx.Module):
     return jax.lax.scan(step, x_BTD, stacked)[0]
 
   def prefill(
-    self, tokens_BC: jax.Array, valid_BC: jax.Array, slots: int
-  ) -> tuple[jax.Array, cache_lib.Cache]:
+    self, tokens_BC: jax.Array, valid_BC: jax.Array
+  ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """Reads prompts.
 
     Args:
       tokens_BC: token ids, padded on the left.
       valid_BC: False at padding.
-      slots: number of slots of the cache, C or more.
 
     Returns the normed hidden state [B, 1, D] of the last token of each row, and
-    the cache.
+    the keys and values [B, K, C, E] of every layer.
     """
-    x_BCD, cache = self._embed(tokens_BC), []
+    x_BCD, kept = self._embed(tokens_BC), []
     views = self._views(valid_BC)
     for i, block in enumerate(self.blocks):
-      x_BCD, kept = block(x_BCD, *views[self.config.layer(i)])
-      size = cache_lib.entries(self.config, i, slots)
-      cache.append(tuple(cache_lib.of_prompts(x, size) for x in kept))
-    return self.final_norm(x_BCD[:, -1:]), cache
+      x_BCD, keys_and_values = block(x_BCD, *views[self.config.layer(i)])
+      kept.append(keys_and_values)
+    return self.final_norm(x_BCD[:, -1:]), kept
 
   def step(
     self,
     token_B1: jax.Array,
-    first_B: jax.Array,
-    slot: jax.Array,
+    now: cache_lib.Now,
     cache: cache_lib.Cache,
   ) -> tuple[jax.Array, cache_lib.Cache]:
     """Reads one token of every row.
 
     Args:
       token_B1: token ids.
-      first_B: the slot of the first token of each row.
-      slot: the slot of this token.
-      cache: holds the slots before it.
+      now: where the tokens stand in their rows.
+      cache: holds the tokens before them.
 
-    Returns the normed hidden state [B, 1, D], and the cache with this token.
+    Returns the normed hidden state [B, 1, D], and the cache with these tokens.
     """
     x_B1D, after = self._embed(token_B1), []
-    turns = self._turns((slot - first_B)[:, None])
+    turns = self._turns(now.position_B1)
     for i, (block, layer) in enumerate(zip(self.blocks, cache, strict=True)):
+      kind = self.config.layer(i)
 
-      def attend(q_BH1E, k_BK1E, v_BK1E, layer=layer):
-        layer = cache_lib.write(layer, k_BK1E, v_BK1E, slot)
-        mask_B1S = cache_lib.visible(layer, first_B, slot)
+      def attend(q_BH1E, k_BK1E, v_BK1E, layer=layer, kind=kind):
+        layer = cache_lib.write(layer, k_BK1E, v_BK1E, now.step)
         out_BH1E = attention.attend(
           q_BH1E,
-          *layer,
-          mask_B1S,
+          [(layer.k_BKCE, layer.v_BKCE), (layer.k_BKRE, layer.v_BKRE)],
+          cache_lib.visible(layer, kind.window, now),
           self.config.score_scale,
           self.config.score_cap,
         )
         return out_BH1E, layer
 
-      x_B1D, layer = block(x_B1D, turns[self.config.layer(i)], attend)
+      x_B1D, layer = block(x_B1D, turns[kind], attend)
       after.append(layer)
     return self.final_norm(x_B1D), after
 

@@ -150,7 +150,7 @@ def sample_phases(
   layout: sizes_lib.Layout,
   chip: chips.Chip,
 ) -> dict[str, Phase]:
-  """The move of the weights to the mesh for sampling, and sampling."""
+  """The move of the weights to the mesh for sampling, prefill and decoding."""
   sizes, state = sizes_lib.numbers(model), sizes_lib.state(model, shape, layout)
   size = DTYPE_BYTES[model.dtype]
   data, _, tensor = layout.decode
@@ -160,7 +160,6 @@ def sample_phases(
   together = _together(shape, layout, shape.prompts)
   prompts = sizes_lib.multiple(together, data) // data
   rows = prompts * shape.samples
-  whole = shape.prompt_tokens + shape.response_tokens
   # Of training and evaluation, what is larger.
   read, most = (
     max(values)
@@ -175,17 +174,12 @@ def sample_phases(
       strict=True,
     )
   )
-  # Reading prompts, then a token of every row at a time.
-  per_token = sizes.layers + sizes.vocabulary * model.d_model
+  # Of prompts, all tokens together; then a token of every row at a time.
   reads = batches * prompts * shape.prompt_tokens
-  compute = (
-    2
-    * reads
-    * (sizes.layers + 2 * sizes_lib.attended(model, shape.prompt_tokens))
-  )
-  memory = batches * state.weights
-  steps, start, links = batches * shape.response_tokens, 0, 0.0
-  for end in sizes_lib.stages(shape.response_tokens):
+  reading = sizes.layers + 2 * sizes_lib.attended(model, shape.prompt_tokens)
+  per_token = sizes.layers + sizes.vocabulary * model.d_model
+  compute = memory = start = 0
+  for end in sizes_lib.rings(shape.response_tokens):
     slots, count = shape.prompt_tokens + end, batches * (end - start)
     compute += (
       2
@@ -197,26 +191,46 @@ def sample_phases(
       state.weights + rows * sizes_lib.cached(model, slots) / tensor
     )
     start = end
-  if tensor > 1:
-    sums = 2 * model.num_layers * size * model.d_model
-    ring = 2 * (tensor - 1)
-    links = (steps * rows + reads) * sums * ring / tensor / chip.link_bandwidth
-    links += (steps + batches) * 2 * model.num_layers * ring * chip.hop
+
+  def links(passes, tokens):
+    """Seconds of the sums over the tensor axis, two a layer."""
+    sums, hops = 2 * model.num_layers, 2 * (tensor - 1)
+    values = tokens * size * model.d_model * hops / tensor
+    return sums * (values / chip.link_bandwidth + passes * hops * chip.hop)
+
+  steps = batches * shape.response_tokens
+  filled = (
+    state.weights
+    + most
+    * (
+      sizes_lib.cached(model, shape.prompt_tokens)
+      + sizes_lib.cached(model, shape.response_tokens)
+    )
+    / tensor
+    + _HEAD * size * model.vocab_size * model.d_model / tensor
+  )
+  beside = state.resident - (state.weights - state.copy)
+  per_device = tensor * chip.flops
   return {
     'move': Phase(
       program=state.trained + state.copy,
       beside=state.resident - state.trained,
       links=moved / chip.link_bandwidth,
     ),
-    'sampling': Phase(
-      program=state.weights
-      + most * sizes_lib.cached(model, whole) / tensor
-      + _HEAD * size * model.vocab_size * model.d_model / tensor
+    'prefill': Phase(
+      program=filled
       + _PREFILL * _layer_bytes(model, read, shape.prompt_tokens, tensor),
-      beside=state.resident - (state.weights - state.copy),
-      compute=compute / tensor / chip.flops,
+      beside=beside,
+      compute=2 * reads * reading / per_device,
+      memory=batches * state.weights / chip.hbm_bandwidth,
+      links=links(batches, reads),
+    ),
+    'decoding': Phase(
+      program=filled,
+      beside=beside,
+      compute=compute / per_device,
       memory=memory / chip.hbm_bandwidth,
-      links=links,
+      links=links(steps, steps * rows),
     ),
   }
 

@@ -123,7 +123,9 @@ def _sampling(model, shape, chip, layout, choices, room):
     cost = cost_lib.estimate(model, shape, layout, chip)
     if cost.peak_bytes <= room:
       return Fit(dataclasses.replace(model, remat=layout.remat), layout, cost)
-    misfits.append(Misfit(cost.peak_bytes, 'sampling', layout))
+    phases = cost.phases
+    largest = max(('prefill', 'decoding'), key=lambda n: phases[n].bytes)
+    misfits.append(Misfit(cost.peak_bytes, largest, layout))
   return min(misfits)
 
 

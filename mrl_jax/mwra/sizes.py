@@ -15,7 +15,7 @@ FLOAT = 4  # Bytes of a float32 gradient, moment or adapter.
 # As in the modules of the device half, which cannot be imported here.
 SCANNED = 8  # Layers from which on they are scanned over: models/decoder.py.
 LONG = 512  # Tokens from which on attention holds no scores: attention.py.
-FIRST_STAGE = 512  # Tokens of the first stage of a cache: sampler.py.
+STAGED = 1024  # Tokens from which on rings grow in stages: sampler.py.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,12 +173,10 @@ def cached(model: ModelConfig, slots: int) -> int:
   return entries * token
 
 
-def stages(length: int) -> list[int]:
-  """As `sampler.stages`, the numbers of tokens that caches have room for."""
-  ends = [length]
-  while ends[0] >= 2 * FIRST_STAGE:
-    ends.insert(0, -(-ends[0] // 2))
-  return ends
+def rings(length: int) -> list[int]:
+  """As `sampler.rings`, the numbers of tokens that caches have room for."""
+  staged = length >= STAGED
+  return [length // 4, length // 2, length] if staged else [length]
 
 
 def multiple(n: int, of: int) -> int:

@@ -1,237 +1,284 @@
-"""Sampling with a key-value cache; the whole loop is one jitted call.
+"""Samples completions of many prompts, in few slots.
 
-The cache grows by stages: attention to slots that no row has reached yet would
-cost as much as attention to tokens.
+Rows end at different lengths. When some have ended, rows of other prompts take
+their slots, and at the end there are fewer slots. The device runs compiled
+programs of many steps (`slots`), and the host decides what comes next.
 """
 
-import dataclasses
+import collections
+from collections.abc import Callable, Iterator, Sequence
 import functools
+from typing import NamedTuple
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
+import numpy as np
 
 from mrl_jax.architecture import ModelConfig
-from mrl_jax.models import cache as cache_lib
-from mrl_jax.models import decoder as decoder_lib
-from mrl_jax.models import logps
-from mrl_jax.models import sharding
+from mrl_jax.sampling import slots as slots_lib
 
-_FIRST_STAGE = 512  # Tokens of the first stage of the cache, at least.
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Samples:
-  """Completions: row p * G + g is sample g of prompt p; 0 after its end."""
-
-  tokens_BT: jax.Array
-  # Log-probabilities under the density that was sampled from, with its
-  # temperature.
-  sampling_logp_BT: jax.Array
-  policy_logp_BT: jax.Array  # Log-probabilities at temperature 1.
-  length_B: jax.Array  # Number of tokens, the stop token included.
-  stopped_B: jax.Array  # Whether the last token is a stop token.
+WIDTH = 64  # The most tokens of a row between two decisions of the host.
+_REFILL = 8  # One in so many slots is free before prompts are read for them.
+_TAIL = 4  # At the end, slots are fewer by this factor, ...
+_SHORT = 64  # ... unless completions have fewer tokens than this.
+_LONG = 1024  # Tokens from which on the ring of the cache grows in stages.
+_SHORT_CONTEXT = (
+  128  # Slots from which on shorter prompts are read in half of them.
+)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingState:
-  """The state of the loop over tokens."""
+class Completion(NamedTuple):
+  """A finished row."""
 
-  step: jax.Array  # Tokens sampled so far; the decoder has not read the last.
-  key_B: jax.Array  # The random key of each row.
-  first_B: jax.Array  # The slot of each row's first token, after padding.
-  cache: cache_lib.Cache  # Keys and values of all tokens that were read.
-  samples: Samples
+  prompt: int  # Index of its prompt.
+  sample: int  # Its number among the samples of the prompt.
+  ids: np.ndarray  # i32, with the stop token.
+  sampling_logp: np.ndarray  # f32, in the density that was sampled from.
+  policy_logp: np.ndarray  # f32, in softmax(logits).
+  stopped: bool  # Whether it ended by itself, and not by its length.
 
 
-def sample(
-  decoder: decoder_lib.Decoder,
-  prompt_PC: jax.Array,
-  valid_PC: jax.Array,
-  key: jax.Array,
-  temperature: jax.Array,
-  first: jax.Array,
-  *,
-  samples: int,
-  length: int,
-  stop_ids: tuple[int, ...],
-  greedy: bool = False,
-) -> Samples:
-  """Samples `samples` completions of every prompt.
+# Given the ids of a completion so far, and how many of them are new: how many it
+# has when it ends among the new ones, or None if it goes on.
+Ends = Callable[[np.ndarray, int], int | None]
 
-  The decoder reads every prompt once, and all samples of a prompt share these
-  keys and values. Every row has its own random key, derived from `key`, the
-  index of its prompt and its sample number: a row does not depend on the rest
-  of the batch.
 
-  Args:
-    decoder: the policy.
-    prompt_PC: left-padded prompts.
-    valid_PC: False at padding.
-    key: the random key; the same key gives the same completions.
-    temperature: above 0; ignored when `greedy`.
-    first: the index of the first prompt, if the prompts are a part of a batch.
-    samples: G, completions of a prompt.
-    length: T, the most tokens in a completion.
-    stop_ids: tokens that end a completion, as its last token.
-    greedy: whether to choose the most likely token; its sampling
-      log-probability is then 0.
+class Sampler:
+  """Samples completions of a policy on its sampling mesh.
+
+  sampler = Sampler(model, mesh, settings, prompts=16, context=64)
+  for completions in sampler(params, frozen, prompt_ids, key):
+    ...  # As soon as they have ended, in no particular order.
+
+  The fsdp axis of the mesh has size 1. `used` and `real` count the tokens that
+  the slots had time for while decoding, and those of completions among them.
   """
-  draw = functools.partial(
-    _draw,
-    temperature=temperature,
-    stop_ids=jnp.array(stop_ids),
-    greedy=greedy,
-  )
-  context, ends = prompt_PC.shape[1], stages(length)
-  state, logits_BV = _prefill(
-    decoder, prompt_PC, valid_PC, key, first, samples, length, ends[0]
-  )
-  state = draw(state, logits_BV)
-  for end in ends:
-    cache = cache_lib.grow(state.cache, decoder.config, context + end)
-    state = jax.lax.while_loop(
-      lambda s, end=end: (s.step < end) & ~s.samples.stopped_B.all(),
-      lambda s: draw(*_feed(decoder, s, context)),
-      dataclasses.replace(state, cache=cache),
+
+  def __init__(
+    self,
+    model: ModelConfig,
+    mesh: Mesh,
+    settings: slots_lib.Settings,
+    *,
+    prompts: int,
+    context: int,
+  ):
+    """Samples `prompts` prompts of at most `context` tokens at a time."""
+    self.mesh, self.settings = mesh, settings
+    self.prompts, self.context = prompts, context
+    self.rings = rings(settings.length)
+    self.admit = slots_lib.build_admit(model, mesh, settings)
+    self.decode = slots_lib.build_decode(
+      model, mesh, settings, min(WIDTH, settings.length)
     )
-  return state.samples
+    self.resize = slots_lib.build_resize(model, mesh)
+    self.empty = functools.cache(
+      functools.partial(slots_lib.build_empty, model, mesh, context=context)
+    )
+    self.used = self.real = 0
+
+  def __call__(
+    self,
+    params: nnx.State,
+    frozen: nnx.State,
+    prompts: Sequence[np.ndarray],
+    key: jax.Array,
+    ends: Ends | None = None,
+  ) -> Iterator[list[Completion]]:
+    """Samples G completions of every prompt, given as token ids.
+
+    The same key gives the same completions, however rows share the slots. `ends`
+    may end completions that no stop token ends.
+    """
+    batch = _Batch(self, (params, frozen), prompts, key, ends)
+    while batch.waiting or batch.table.live_B.any():
+      with jax.set_mesh(self.mesh):
+        completions = batch.advance()
+      if completions:
+        yield completions
 
 
-def stages(length: int) -> list[int]:
-  """The numbers of tokens for which the cache has room, one stage after another.
+class _Batch:
+  """Prompts that are being sampled."""
 
-  4,096 tokens are sampled in stages that end at 512, 1,024, 2,048 and 4,096.
-  """
-  ends = [length]
-  while ends[0] >= 2 * _FIRST_STAGE:
-    ends.insert(0, -(-ends[0] // 2))
-  return ends
+  def __init__(self, sampler, weights, prompts, key, ends):
+    self._sampler, self._weights = sampler, weights
+    self._prompts, self._key, self._ends = prompts, key, ends
+    spread, samples = sampler.mesh.shape['data'], sampler.settings.samples
+    most = min(sampler.prompts, len(prompts))
+    # Prompts that fill all slots, or a part of them.
+    self._many = _multiple(most, spread)
+    self._few = _multiple(-(-self._many // _REFILL), spread)
+    rows = self._many * samples
+    self._tail = rows
+    if sampler.settings.length >= _SHORT:
+      self._tail = _multiple(-(-rows // _TAIL), spread)
+    # Prompts that are read together are about as long.
+    self.waiting = collections.deque(
+      sorted(range(len(prompts)), key=lambda p: -len(prompts[p]))
+    )
+    settings = sampler.settings
+    self.table = Table(rows, settings.length, settings.stop_ids)
+    self._ring = sampler.rings[0]
+    with jax.set_mesh(sampler.mesh):
+      self._slots = sampler.empty(rows=rows, ring=self._ring)(key)
 
+  def advance(self) -> list[Completion]:
+    """Reads prompts if there is room for some, or samples some tokens."""
+    table, sampler = self.table, self._sampler
+    free = len(table.live_B) - int(table.live_B.sum())
+    needed = min(self._few, len(self.waiting)) * sampler.settings.samples
+    if self.waiting and free >= needed:
+      is_empty = free == len(table.live_B)
+      drawn = self._admit(self._many if is_empty else self._few)
+      sampler.used += int(drawn.count_B.sum())
+    else:
+      needed = needed or len(table.live_B) - self._tail
+      drawn = self._decode(free, needed)
+      sampler.used += len(drawn.count_B) * int(drawn.count_B.max())
+    completions = table.add(drawn, self._ends)
+    sampler.real += sum(len(completion.ids) for completion in completions)
+    return completions
 
-def _prefill(decoder, prompt_PC, valid_PC, key, first, samples, length, room):
-  """Reads the prompts; returns the state and the logits of the first tokens.
+  def _admit(self, count) -> slots_lib.Drawn:
+    """Reads the next `count` prompts."""
+    count_now = min(count, len(self.waiting))
+    group = [self.waiting.popleft() for _ in range(count_now)]
+    longest = max(len(self._prompts[p]) for p in group)
+    context = next(n for n in contexts(self._sampler.context) if n >= longest)
+    prompt_PC = np.zeros((count, context), np.int32)
+    valid_PC = np.zeros((count, context), bool)
+    index_P = np.zeros(count, np.int32)
+    for i, p in enumerate(group):
+      ids = self._prompts[p]
+      prompt_PC[i, context - len(ids) :] = ids
+      valid_PC[i, context - len(ids) :] = True
+      index_P[i] = p
+    row_B = self.table.place(group, self._sampler.settings.samples)
+    self._slots, drawn = self._sampler.admit(
+      *self._weights,
+      self._slots,
+      prompt_PC,
+      valid_PC,
+      index_P,
+      row_B,
+      self._key,
+    )
+    return jax.device_get(drawn)
 
-  The cache has room for `room` more tokens.
-  """
-  prompts, context = prompt_PC.shape
-  rows = prompts * samples
-  hidden_P1D, cache = decoder.prefill(prompt_PC, valid_PC, context + room)
+  def _decode(self, free, needed) -> slots_lib.Drawn:
+    """Samples until `needed` slots are free, or none is live."""
+    table, sampler = self.table, self._sampler
+    rows, ring, kept_B = len(table.live_B), self._fitting_ring(), None
+    if not self.waiting and free >= needed > 0:
+      rows, needed = self._tail, 0
+      kept_B = np.argsort(~table.live_B, kind='stable')[:rows]
+      ring = sampler.rings[-1]  # One program is enough for what is left.
+      table.keep(kept_B)
+    if kept_B is not None or ring != self._ring:
+      self._slots = sampler.resize(self._slots, kept_B, ring)
+      self._ring = ring
+    self._slots, drawn = sampler.decode(
+      *self._weights,
+      self._slots,
+      table.ended_B,
+      np.int32(needed or rows),
+      np.int32(min(WIDTH, ring + 1 - table.oldest)),
+    )
+    return jax.device_get(drawn)
 
-  def by_row(x):
-    return jnp.repeat(x, samples, axis=0)
-
-  fold = jax.vmap(jax.random.fold_in)
-  place_B, sample_B = jnp.divmod(jnp.arange(rows), samples)
-  state = SamplingState(
-    step=jnp.int32(0),
-    key_B=fold(fold(jnp.broadcast_to(key, rows), first + place_B), sample_B),
-    first_B=by_row(context - valid_PC.sum(1)),
-    cache=jax.tree.map(by_row, cache),
-    samples=Samples(
-      tokens_BT=jnp.zeros((rows, length), jnp.int32),
-      sampling_logp_BT=jnp.zeros((rows, length)),
-      policy_logp_BT=jnp.zeros((rows, length)),
-      length_B=jnp.zeros(rows, jnp.int32),
-      stopped_B=jnp.zeros(rows, bool),
-    ),
-  )
-  return state, by_row(decoder.logits(hidden_P1D)[:, 0])
-
-
-def _draw(state, logits_BV, *, temperature, stop_ids, greedy) -> SamplingState:
-  """Samples the next token of every row that has not stopped."""
-  samples = state.samples
-  if greedy:
-    token_B, sampling_logp_B = jnp.argmax(logits_BV, -1), 0.0
-  else:
-    key_B = jax.vmap(jax.random.fold_in, (0, None))(state.key_B, state.step)
-    scaled_BV = logits_BV / temperature
-    token_B = jax.vmap(jax.random.categorical)(key_B, scaled_BV)
-    sampling_logp_B = logps.log_prob(scaled_BV, token_B)
-  live_B = ~samples.stopped_B
-
-  def put(x_BT, x_B):
-    x_B = jnp.where(live_B, x_B, 0).astype(x_BT.dtype)
-    return x_BT.at[:, state.step].set(x_B)
-
-  policy_logp_B = logps.log_prob(logits_BV, token_B)
-  samples = Samples(
-    tokens_BT=put(samples.tokens_BT, token_B),
-    sampling_logp_BT=put(samples.sampling_logp_BT, sampling_logp_B),
-    policy_logp_BT=put(samples.policy_logp_BT, policy_logp_B),
-    length_B=samples.length_B + live_B,
-    stopped_B=samples.stopped_B | jnp.isin(token_B, stop_ids),
-  )
-  return dataclasses.replace(state, step=state.step + 1, samples=samples)
-
-
-def _feed(decoder, state, context) -> tuple[SamplingState, jax.Array]:
-  """Reads the last token of every row; returns the logits of the next token.
-
-  Sampled token t is in slot C + t, after the C slots of the prompt:
-
-    C = 3, prompt [5, 6], just sampled token 1 (step = 2)
-    slot   0 1 2 3 4
-    token  - 5 6 t0 t1     first = 1; t1 has position 4 - 1 = 3
-  """
-  token_B1 = jax.lax.dynamic_slice_in_dim(
-    state.samples.tokens_BT, state.step - 1, 1, axis=1
-  )
-  hidden_B1D, cache = decoder.step(
-    token_B1, state.first_B, context + state.step - 1, state.cache
-  )
-  state = dataclasses.replace(state, cache=cache)
-  return state, decoder.logits(hidden_B1D)[:, 0]
-
-
-def build_move(model: ModelConfig, train: Mesh, decode: Mesh, part: int = 0):
-  """Builds `move(params)` from the training mesh to the sampling mesh.
-
-  It casts the parameters to the dtype in which they are used. `part` is 0 for
-  trained and 1 for frozen parameters, as `decoder.split` has them. The meshes
-  have the same devices in the same order. What does not change is not copied.
-  """
-  params = decoder_lib.abstract(model)[1 + part]
-  cast = functools.partial(decoder_lib.cast, dtype=model.dtype)
-  return functools.partial(
-    jax.tree.map,
-    _convert,
-    jax.eval_shape(cast, params),
-    sharding.params(params, train),
-    sharding.params(params, decode),
-  )
+  def _fitting_ring(self) -> int:
+    """The smallest ring for the oldest row; twice that, if it is to shrink."""
+    oldest = self.table.oldest
+    return next(
+      n
+      for n in self._sampler.rings
+      if n >= (oldest if n >= self._ring else 2 * oldest)
+    )
 
 
-def _convert(like, source, target, x):
-  """One array at a time: all at once, XLA would hold the result twice."""
-  if x.dtype == like.dtype and source.is_equivalent_to(target, x.ndim):
-    return x
-  return _converter(like.dtype, target)(x)
+class Table:
+  """What the host knows of the rows in the slots."""
+
+  def __init__(self, rows: int, length: int, stop_ids: Sequence[int]):
+    """Slots without rows."""
+    self._stop_ids = frozenset(stop_ids)
+    self.live_B = np.zeros(rows, bool)
+    # Rows that have ended in a way that the device does not know.
+    self.ended_B = np.zeros(rows, bool)
+    self._prompt_B = np.zeros(rows, np.int32)
+    self._sample_B = np.zeros(rows, np.int32)
+    self._count_B = np.zeros(rows, np.int32)
+    self._ids_BT = np.zeros((rows, length), np.int32)
+    self._sampling_logp_BT = np.zeros((rows, length), np.float32)
+    self._policy_logp_BT = np.zeros((rows, length), np.float32)
+
+  @property
+  def oldest(self) -> int:
+    """The most tokens that a live row has."""
+    return int(self._count_B.max(where=self.live_B, initial=1))
+
+  def place(self, prompts: Sequence[int], samples: int) -> np.ndarray:
+    """Gives free slots to the samples of prompts; returns `admit`'s `row_B`."""
+    rows = np.arange(len(prompts) * samples)
+    slots = np.flatnonzero(~self.live_B)[: len(rows)]
+    row_B = np.full(len(self.live_B), -1, np.int32)
+    row_B[slots] = rows
+    self._prompt_B[slots] = np.repeat(prompts, samples)
+    self._sample_B[slots] = rows % samples
+    self._count_B[slots], self.ended_B[slots] = 0, False
+    return row_B
+
+  def keep(self, slots: np.ndarray) -> None:
+    """Leaves these slots only, in this order."""
+    for name, value in vars(self).items():
+      if isinstance(value, np.ndarray):
+        setattr(self, name, value[slots])
+
+  def add(self, drawn: slots_lib.Drawn, ends: Ends | None) -> list[Completion]:
+    """Adds tokens to their rows; returns the rows that have ended with them."""
+    most = drawn.token_BN.shape[1]
+    b, n = np.nonzero(np.arange(most)[None, :] < drawn.count_B[:, None])
+    t = self._count_B[b] + n
+    self._ids_BT[b, t] = drawn.token_BN[b, n]
+    self._sampling_logp_BT[b, t] = drawn.sampling_logp_BN[b, n]
+    self._policy_logp_BT[b, t] = drawn.policy_logp_BN[b, n]
+    self._count_B += drawn.count_B
+    self.live_B = drawn.live_B & ~self.ended_B
+    finished = []
+    for slot in np.flatnonzero(drawn.count_B):
+      count = self._count_B[slot]
+      last = ends and ends(self._ids_BT[slot, :count], drawn.count_B[slot])
+      if last:
+        self._count_B[slot] = last
+        self.ended_B[slot], self.live_B[slot] = True, False
+      if not self.live_B[slot]:
+        finished.append(self._completion(slot, bool(last)))
+    return finished
+
+  def _completion(self, slot, is_ended) -> Completion:
+    count = self._count_B[slot]
+    ids = self._ids_BT[slot, :count].copy()
+    return Completion(
+      prompt=int(self._prompt_B[slot]),
+      sample=int(self._sample_B[slot]),
+      ids=ids,
+      sampling_logp=self._sampling_logp_BT[slot, :count].copy(),
+      policy_logp=self._policy_logp_BT[slot, :count].copy(),
+      stopped=is_ended or int(ids[-1]) in self._stop_ids,
+    )
 
 
-@functools.cache
-def _converter(dtype, target):
-  return jax.jit(lambda x: x.astype(dtype), out_shardings=target)
+def rings(length: int) -> list[int]:
+  """The numbers of sampled tokens of a row that the cache may have room for."""
+  return [length // 4, length // 2, length] if length >= _LONG else [length]
 
 
-def build(model: ModelConfig, mesh: Mesh, **settings):
-  """Jits `sample` with the keyword arguments `settings`.
+def contexts(context: int) -> list[int]:
+  """The numbers of slots that prompts are padded to when they are read."""
+  return [context // 2, context] if context >= _SHORT_CONTEXT else [context]
 
-  The jitted function takes (params, frozen, prompt_PC, valid_PC, key,
-  temperature, first). The fsdp axis of the mesh is of size 1. Prompts are
-  sharded over the mesh, which must divide their number.
-  """
-  graphdef, *parts = decoder_lib.abstract(model)
-  rows, one = sharding.rows(mesh), sharding.replicated(mesh)
-  places = [sharding.params(part, mesh) for part in parts]
-  return jax.jit(
-    lambda params, frozen, *args: sample(
-      nnx.merge(graphdef, params, frozen), *args, **settings
-    ),
-    in_shardings=(*places, rows, rows, one, one, one),
-    out_shardings=rows,
-  )
+
+def _multiple(n, of):
+  return -(-n // of) * of

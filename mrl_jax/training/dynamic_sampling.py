@@ -8,6 +8,7 @@ import msgspec
 
 from mrl_jax import records
 from mrl_jax.training import job as job_lib
+from mrl_jax.training import planning
 from mrl_jax.training import worker as worker_lib
 
 Groups = Sequence[Sequence[records.Rollout]]
@@ -48,13 +49,14 @@ def refill(
       msgspec.structs.replace(prompt, id=f'{prompt.id}~{i}')
       for prompt in next(job.refills[worker.name])
     ]
-    sampling = worker.start_sampling(
+    added = worker.sample(
       more,
       job.config.train.samples,
       jax.random.fold_in(key, i),
-      job.config.sample.temperature,
+      planning.density(job.config.sample),
+      job.run,
+      round,
     )
-    added = worker.finish_sampling(sampling, job.run, round)
     kept += [len(groups) + p for p, g in enumerate(added) if is_mixed(g)]
     prompts += more
     groups += added

@@ -10,6 +10,8 @@ import numpy as np
 
 from mrl_jax import records
 from mrl_jax import workdir
+from mrl_jax.sampling import drawing
+from mrl_jax.training import parallel
 from mrl_jax.training import worker as worker_lib
 
 
@@ -24,27 +26,22 @@ def evaluate(
 
   Policies sample at the same time, each with its own random key.
   """
-  groups = {name: [] for name in workers}
-  for first in range(0, len(prompts), config.batch):
-    part = [*prompts[first : first + config.batch]]
-    # The last batch is filled up, so that one shape is compiled.
-    full = part + part[:1] * (config.batch - len(part))
-    sampling = {
-      name: worker.start_sampling(
-        full,
-        config.samples,
-        jax.random.fold_in(keys[name], first // config.batch),
-        config.temperature,
-      )
-      for name, worker in workers.items()
-    }
-    for name, worker in workers.items():
-      sampled = worker.finish_sampling(sampling[name], 'evaluation', round=0)
-      groups[name] += sampled[: len(part)]
-  return {
-    name: _summarise(prompts, of_policy, config.completions, name, rounds)
-    for name, of_policy in groups.items()
-  }
+  density = drawing.Density(temperature=config.temperature)
+
+  def evaluated(worker):
+    groups = worker.sample(
+      prompts,
+      config.samples,
+      keys[worker.name],
+      density,
+      'evaluation',
+      round=0,
+      batch=config.batch,
+    )
+    return _summarise(prompts, groups, config.completions, worker.name, rounds)
+
+  evaluations = dict(parallel.each(evaluated, workers))
+  return {name: evaluations[name] for name in workers}
 
 
 def _summarise(prompts, groups, completions, policy, rounds):

@@ -25,6 +25,8 @@ from mrl_jax.training import dynamic_sampling
 from mrl_jax.training import evaluation
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
+from mrl_jax.training import parallel
+from mrl_jax.training import planning
 from mrl_jax.training import pretrained
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import recorder
@@ -215,30 +217,30 @@ def play_round(
 
 def sample(job: job_lib.Job, prompts, round: int) -> dict:
   """Samples a group for each prompt; each policy publishes when it finishes."""
-  with job.watch('sampling'):
-    sampling = {
-      name: worker.start_sampling(
-        prompts,
-        job.config.train.samples,
-        _key(worker, _SAMPLE, round),
-        job.config.sample.temperature,
-      )
-      for name, worker in job.workers.items()
-    }
-  groups = {}
-  for name, worker in job.workers.items():
-    with job.watch('sampling'):
-      groups[name] = worker.finish_sampling(sampling[name], job.run, round)
-    job.endpoints[name].publish(
+
+  def sampled(worker):
+    return worker.sample(
+      prompts,
+      job.config.train.samples,
+      _key(worker, _SAMPLE, round),
+      planning.density(job.config.sample),
+      job.run,
       round,
-      publish.publish(
-        groups[name],
-        job.kinds,
-        texts=job.config.see.outcome_texts,
-        verifier=job.config.reward.verifier,
-      ),
     )
-  return groups
+
+  groups = {}
+  with job.watch('sampling'):
+    for name, groups[name] in parallel.each(sampled, job.workers):
+      job.endpoints[name].publish(
+        round,
+        publish.publish(
+          groups[name],
+          job.kinds,
+          texts=job.config.see.outcome_texts,
+          verifier=job.config.reward.verifier,
+        ),
+      )
+  return {name: groups[name] for name in job.workers}
 
 
 def collect(

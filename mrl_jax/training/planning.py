@@ -24,6 +24,7 @@ from mrl_jax.mwra import layouts
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.mwra import sizes as sizes_lib
+from mrl_jax.sampling import drawing
 from mrl_jax.thl import byte_tokenizer
 from mrl_jax.training import inputs
 from mrl_jax.training import packing
@@ -115,7 +116,7 @@ def plan(
 
 def _round_shape(config, method, name, model, context) -> sizes_lib.RoundShape:
   train, own = config.train, config.train.prompts * config.train.samples
-  by_trainer = _by_trainer(train.old_logp, method, model)
+  by_trainer = _by_trainer(config, method, model)
   corrected = config.method.correction.level != 'none'
   trains_on_peers = 'peer' in method.objectives(by_trainer)
   peers = peer_rows(config, name)
@@ -175,7 +176,7 @@ def training(
 ) -> Training:
   """How a policy of this architecture trains, with `context` prompt positions."""
   train = config.train
-  by_trainer = _by_trainer(train.old_logp, method, model)
+  by_trainer = _by_trainer(config, method, model)
   objectives = method.objectives(by_trainer)
   return Training(
     spec=state.StateSpec(
@@ -204,11 +205,22 @@ def training(
   )
 
 
-def _by_trainer(choice, method, model) -> bool:
+def density(sample: ml_collections.ConfigDict) -> drawing.Density:
+  """What tokens to train on are drawn from, by `config.sample`."""
+  return drawing.Density(
+    temperature=sample.temperature,
+    top_k=sample.top_k,
+    top_p=sample.top_p,
+    min_p=sample.min_p,
+  )
+
+
+def _by_trainer(config, method, model) -> bool:
   """Whether denominators of own ratios are by the trainer, not the sampler."""
-  if choice != 'auto':
-    return choice == 'trainer'
+  if config.train.old_logp != 'auto':
+    return config.train.old_logp == 'trainer'
   differs = model.dtype != 'float32' or model.lora is not None
+  differs |= density(config.sample).is_filtered
   return differs or method.parts.ratio == 'sequence'
 
 

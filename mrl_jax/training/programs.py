@@ -11,7 +11,9 @@ import ml_collections
 from mrl_jax import algorithms
 from mrl_jax.models import decoder
 from mrl_jax.models import sharding
+from mrl_jax.sampling import drawing
 from mrl_jax.sampling import sampler
+from mrl_jax.sampling import slots as slots_lib
 from mrl_jax.training import planning
 from mrl_jax.update import update
 
@@ -91,56 +93,70 @@ def build(
     if is_scored
   ]
   sampling = _sampling(training, config, state, frozen, copied)
-  return [*gradients, apply, *scoring, sampling]
+  return [*gradients, apply, *scoring, *sampling]
 
 
-def _sampling(training, config, state, frozen, copied) -> Program:
-  """The sampler, beside the state; it may sample with the training weights."""
+def _sampling(training, config, state, frozen, copied) -> list[Program]:
+  """Reading all prompts of a batch, and decoding with the longest ring."""
   model, mesh = training.spec.model, training.decode_mesh
+  train, evaluation = config.train, config.eval
   # Of training and evaluation, what samples more rows at a time.
-  prompts, samples, greedy = max(
+  prompts, samples, density = max(
+    (train.prompts, train.samples, planning.density(config.sample)),
     (
-      (config.sample.batch or prompts, samples, temperature == 0)
-      for prompts, samples, temperature in (
-        (config.train.prompts, config.train.samples, config.sample.temperature),
-        (config.eval.batch, config.eval.samples, config.eval.temperature),
-      )
+      evaluation.batch,
+      evaluation.samples,
+      drawing.Density(temperature=evaluation.temperature),
     ),
-    key=lambda drawn: drawn[0] * drawn[1],
+    key=lambda drawn: min(config.sample.batch or drawn[0], drawn[0]) * drawn[1],
   )
+  prompts = min(config.sample.batch or prompts, prompts)
   prompts = math.ceil(prompts / mesh.shape['data']) * mesh.shape['data']
-
-  def prompt(dtype):
-    return jax.ShapeDtypeStruct((prompts, training.packer.context), dtype)
-
-  sample = sampler.build(
-    model,
-    mesh,
-    samples=samples,
-    length=training.packer.lengths['own'],
-    stop_ids=(0,),
-    greedy=greedy,
+  length, context = training.packer.lengths['own'], training.packer.context
+  settings = slots_lib.Settings(
+    samples=samples, length=length, stop_ids=(0,), density=density
   )
-  arguments = (
-    _moved(state.params, training),
-    copied or _moved(frozen, training),
-    prompt(jnp.int32),
-    prompt(bool),
-    jax.eval_shape(lambda: jax.random.key(0)),
-    jax.ShapeDtypeStruct((), jnp.float32),
-    jax.ShapeDtypeStruct((), jnp.int32),
+  rows, width = prompts * samples, min(sampler.WIDTH, length)
+  shape, key = jax.ShapeDtypeStruct, jax.eval_shape(lambda: jax.random.key(0))
+  slots = _placed(
+    jax.eval_shape(
+      functools.partial(slots_lib.empty, model, rows, context, length), key
+    ),
+    slots_lib.shardings(model, mesh),
   )
+  weights = _moved(state.params, training), copied or _moved(frozen, training)
   same = model.dtype == model.param_dtype
   same &= training.spec.mesh.shape == training.decode_mesh.shape
   beside = (state.opt_state, state.reference) if same else (state,)
-  return Program(
-    'sampling',
-    sample,
-    arguments,
-    mesh,
-    prompts * samples,
-    beside=(*beside, frozen),
-  )
+  return [
+    Program(name, function, arguments, mesh, rows, beside=(*beside, frozen))
+    for name, function, arguments in (
+      (
+        'prefill',
+        slots_lib.build_admit(model, mesh, settings),
+        (
+          *weights,
+          slots,
+          shape((prompts, context), jnp.int32),
+          shape((prompts, context), bool),
+          shape((prompts,), jnp.int32),
+          shape((rows,), jnp.int32),
+          key,
+        ),
+      ),
+      (
+        'decoding',
+        slots_lib.build_decode(model, mesh, settings, width),
+        (
+          *weights,
+          slots,
+          shape((rows,), bool),
+          shape((), jnp.int32),
+          shape((), jnp.int32),
+        ),
+      ),
+    )
+  ]
 
 
 def resident(training: planning.Training) -> tuple:

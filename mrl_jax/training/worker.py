@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import math
-import time
-from typing import NamedTuple
+import itertools
 
 from flax import nnx
 import jax
@@ -18,28 +16,21 @@ from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import sharding
 from mrl_jax.rewards import functions
 from mrl_jax.rewards import judge as judge_lib
+from mrl_jax.sampling import drawing
+from mrl_jax.sampling import move
 from mrl_jax.sampling import sampler
+from mrl_jax.sampling import slots
 from mrl_jax.sharing import grpo
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.training import inputs
 from mrl_jax.training import packing
+from mrl_jax.training import rollouts as rollouts_lib
 from mrl_jax.update import objectives as objectives_lib
 from mrl_jax.update import state as state_lib
 from mrl_jax.update import update
 
 # Packed rows, own and peers', by the name of their objective.
 MiniBatch = dict[str, objectives_lib.PackedRows]
-
-
-class Sampling(NamedTuple):
-  """Completions that a device is working on."""
-
-  prompts: Sequence[records.Prompt]
-  # Of `size` prompts each; the last is padded.
-  parts: Sequence[sampler.Samples]
-  size: int
-  per_prompt: int  # G, samples a prompt.
-  temperature: float
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -71,7 +62,7 @@ class Worker:
     chunk = self.config.train.logit_chunk
     temperature = self.config.sample.temperature
     self._move, self._move_frozen = (
-      sampler.build_move(model, mesh, self.decode_mesh, part) for part in (0, 1)
+      move.build(model, mesh, self.decode_mesh, part) for part in (0, 1)
     )
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
@@ -91,89 +82,56 @@ class Worker:
       params = self.spec.random_params(self._init_key)
     self.state = self.spec.fresh(params)
 
-  def start_sampling(
+  def sample(
     self,
     prompts: Sequence[records.Prompt],
     per_prompt: int,
     key: jax.Array,
-    temperature: float,
-  ) -> Sampling:
-    """Starts to sample completions on the device, and does not wait.
-
-    Prompts are completed a part at a time; how they are parted does not change
-    the completions. At temperature 0 decoding is greedy.
-    """
-    size = self.config.sample.batch or len(prompts)
-    draw = self._sampler(per_prompt, greedy=temperature == 0)
-    params = self._move(self.state.params)
-    parts = []
-    with jax.set_mesh(self.decode_mesh):
-      for first in range(0, len(prompts), size):
-        samples = draw(
-          params,
-          self._frozen_to_decode,
-          *self._pack_prompts(prompts[first : first + size], size),
-          key,
-          np.float32(temperature),
-          np.int32(first),
-        )
-        parts.append(samples)
-    return Sampling(prompts, parts, size, per_prompt, temperature)
-
-  def _pack_prompts(self, prompts, size):
-    """Left-padded prompts and their validity, of `size` rows or a few more."""
-    context, spread = self.packer.context, self.decode_mesh.shape['data']
-    size = math.ceil(size / spread) * spread
-    prompt_PC = np.zeros((size, context), np.int32)
-    valid_PC = np.zeros((size, context), bool)
-    for p, prompt in enumerate(prompts):
-      ids = self.policy.prompt_ids(prompt)
-      prompt_PC[p, context - len(ids) :] = ids
-      valid_PC[p, context - len(ids) :] = True
-    return prompt_PC, valid_PC
-
-  def finish_sampling(
-    self, sampling: Sampling, run: str, round: int
+    density: drawing.Density,
+    run: str,
+    round: int,
+    batch: int = 0,
   ) -> list[list[records.Rollout]]:
-    """Waits for the samples and judges them; returns a group for each prompt."""
-    prompts, per_prompt = sampling.prompts, sampling.per_prompt
-    rows = sampling.size * per_prompt
-    parts = [
-      jax.tree.map(lambda x: x[:rows], part)
-      for part in jax.device_get(sampling.parts)
-    ]
-    samples = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-    tokenizer, rollouts = self.policy.tokenizer, []
-    version, now = int(self.state.step), time.time()
-    mask_truncated = self.config.train.mask_truncated
-    for row in range(len(prompts) * per_prompt):
-      p, g = divmod(row, per_prompt)
-      n, stopped = samples.length_B[row], bool(samples.stopped_B[row])
-      ids = samples.tokens_BT[row, :n]
-      rollouts.append(
-        records.Rollout(
-          header=records.Header(
-            run=run,
-            round=round,
-            policy=self.name,
-            prompt=prompts[p].id,
-            sample=g,
-            version=version,
-            tokenizer=tokenizer.fingerprint,
-            created=now,
-          ),
-          payload=tokenizer.decode(ids),
-          finish='stop' if stopped else 'length',
-          ids=ids,
-          byte_lengths=tokenizer.byte_length_V[ids],
-          sampling_logp=samples.sampling_logp_BT[row, :n],
-          policy_logp=samples.policy_logp_BT[row, :n],
-          mask=np.full(n, stopped or not mask_truncated),
-          temperature=sampling.temperature,
-          reward=0.0,  # Until it is judged.
-          verdict='unparsable',
-        )
+    """Samples and judges completions; returns a group for each prompt.
+
+    Args:
+      prompts: what to complete.
+      per_prompt: G, completions of each.
+      key: the random key.
+      density: what tokens are drawn from.
+      run: the name of the run in the records.
+      round: the round that they are of.
+      batch: prompts that are sampled at a time; 0 is all, as far as memory
+        allows. It does not change the completions.
+    """
+    batch = min(batch or len(prompts), self.config.sample.batch or len(prompts))
+    sample = self._sampler(per_prompt, density, batch)
+    completions = itertools.chain.from_iterable(
+      sample(
+        self._move(self.state.params),
+        self._frozen_to_decode,
+        [self.policy.prompt_ids(prompt) for prompt in prompts],
+        key,
+        rollouts_lib.ends(self.policy.tokenizer, self.config.sample.stop),
       )
+    )
+    rollouts = rollouts_lib.of_completions(
+      [*completions],
+      records.Header(
+        run=run,
+        round=round,
+        policy=self.name,
+        prompt='',
+        sample=0,
+        version=int(self.state.step),
+        tokenizer=self.policy.tokenizer.fingerprint,
+        created=0.0,
+      ),
+      prompts,
+      self.policy.tokenizer,
+      density.temperature,
+      self.config.train.mask_truncated,
+    )
     judgements = self.judge_responses(
       prompts,
       [
@@ -256,12 +214,17 @@ class Worker:
       ]
     )
 
-  def _build_sampler(self, per_prompt, greedy):
-    return sampler.build(
-      self.spec.model,
-      self.decode_mesh,
+  def _build_sampler(self, per_prompt, density, batch):
+    settings = slots.Settings(
       samples=per_prompt,
       length=self.packer.lengths['own'],
       stop_ids=self.policy.tokenizer.stop_ids,
-      greedy=greedy,
+      density=density,
+    )
+    return sampler.Sampler(
+      self.spec.model,
+      self.decode_mesh,
+      settings,
+      prompts=batch,
+      context=self.packer.context,
     )

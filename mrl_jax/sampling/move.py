@@ -1,0 +1,40 @@
+"""Moves the weights of a policy from its training mesh to its sampling mesh."""
+
+import functools
+
+import jax
+from jax.sharding import Mesh
+
+from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import decoder as decoder_lib
+from mrl_jax.models import sharding
+
+
+def build(model: ModelConfig, train: Mesh, decode: Mesh, part: int = 0):
+  """Builds `move(params)` from the training mesh to the sampling mesh.
+
+  It casts the parameters to the dtype in which they are used. `part` is 0 for
+  trained and 1 for frozen parameters, as `decoder.split` has them. The meshes
+  have the same devices in the same order. What does not change is not copied.
+  """
+  params = decoder_lib.abstract(model)[1 + part]
+  cast = functools.partial(decoder_lib.cast, dtype=model.dtype)
+  return functools.partial(
+    jax.tree.map,
+    _convert,
+    jax.eval_shape(cast, params),
+    sharding.params(params, train),
+    sharding.params(params, decode),
+  )
+
+
+def _convert(like, source, target, x):
+  """One array at a time: all at once, XLA would hold the result twice."""
+  if x.dtype == like.dtype and source.is_equivalent_to(target, x.ndim):
+    return x
+  return _converter(like.dtype, target)(x)
+
+
+@functools.cache
+def _converter(dtype, target):
+  return jax.jit(lambda x: x.astype(dtype), out_shardings=target)
