@@ -154,13 +154,13 @@ KEYS = []
 @functools.cache
 def finished() -> Run:
   """A finished run. The name of its folder would be markup for a console."""
-  start_sampling = worker_lib.Worker.start_sampling
+  sample = worker_lib.Worker.sample
 
-  def start_and_note(worker, prompts, per_prompt, key, temperature):
+  def sample_and_note(worker, prompts, per_prompt, key, *args, **kwargs):
     KEYS.append(tuple(jax.random.key_data(key).tolist()))
-    return start_sampling(worker, prompts, per_prompt, key, temperature)
+    return sample(worker, prompts, per_prompt, key, *args, **kwargs)
 
-  with mock.patch.object(worker_lib.Worker, 'start_sampling', start_and_note):
+  with mock.patch.object(worker_lib.Worker, 'sample', sample_and_note):
     return run('a[/b]', config())
 
 

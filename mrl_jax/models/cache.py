@@ -92,12 +92,13 @@ def visible(layer: Layer, window: int, now: Now) -> jax.Array:
   The prompt's come first. `window` is that of the layer, 0 if it has none.
   """
   context, ring = layer.k_BKCE.shape[2], layer.k_BKRE.shape[2]
-  before_C = context - jnp.arange(context)  # Tokens before the first sample.
-  seen_BC = before_C <= now.prompt_B[:, None]
+  age_B1 = now.age_B[:, None]
+  before_1C = context - jnp.arange(context)[None]  # Tokens before the samples.
+  seen_BC = before_1C <= now.prompt_B[:, None]
   if window:
-    seen_BC &= before_C + now.age_B[:, None] < window
-  before_R = (now.step - jnp.arange(ring)) % ring  # Tokens before this one.
-  seen_BR = before_R <= now.age_B[:, None]
+    seen_BC &= before_1C + age_B1 < window
+  before_1R = (now.step - jnp.arange(ring)[None]) % ring  # Before this one.
+  seen_BR = before_1R <= age_B1
   return jnp.concatenate([seen_BC, seen_BR], 1)[:, None]
 
 

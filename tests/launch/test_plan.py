@@ -69,7 +69,7 @@ def test_xla_checks_a_plan_for_a_slice_that_is_not_there(tmp_path):
   assert {*proofs} == {'llama', 'gemma'}
   for results in proofs.values():
     names = [result['program'] for result in results]
-    assert names == ['own gradient', 'update', 'sampling']
+    assert names == ['own gradient', 'update', 'prefill', 'decoding']
     for result in results:
       assert 0 < result['memory']['arguments'] < 2**30
       assert result['capacity'] == 15.75 * 2**30

@@ -8,65 +8,78 @@ from mrl_jax.models import cache
 from tests import examples
 
 write = jax.jit(cache.write)
+resized = jax.jit(cache.resized, static_argnums=2)
 
 
-def slots(*numbers):
-  """Keys [1, 1, S, 1] that say which slot they are of."""
+def keys(*numbers):
+  """Keys [1, 1, S, 1] that say which token they are of."""
   return np.array(numbers, np.float32).reshape(1, 1, -1, 1)
 
 
-def entries(x_BKSE):
+def numbers(x_BKSE):
   return np.ravel(x_BKSE).astype(int).tolist()
 
 
-def test_a_layer_with_a_window_has_no_more_entries_than_its_window():
+def layer(prompt, ring):
+  return cache.Layer(prompt, -prompt, ring, -ring)
+
+
+def seen(layer, window, step, ages, prompts):
+  """Which entries each row attends to."""
+  now = cache.Now(np.int32(step), np.array(ages), np.array(prompts))
+  return cache.visible(layer, window, now)[:, 0].astype(int).tolist()
+
+
+def test_a_layer_with_a_window_keeps_no_more_than_its_window():
   model = examples.model(layers=(Layer(window=4), Layer()))
-  assert [cache.entries(model, i, 10) for i in (0, 1)] == [4, 10]
-  assert [cache.entries(model, i, 3) for i in (0, 1)] == [3, 3]
+  windowed, whole = cache.empty(model, 3, 10, 2)
+  assert [x.shape[2] for x in windowed] == [4, 4, 2, 2]
+  assert [x.shape[2] for x in whole] == [10, 10, 2, 2]
+
+
+def test_the_last_tokens_of_prompts_are_kept_on_the_right():
+  assert numbers(cache.of_prompts(keys(1, 2, 3), 2)) == [2, 3]
+  assert numbers(cache.of_prompts(keys(1, 2, 3), 5)) == [0, 0, 1, 2, 3]
 
 
 def test_entries_worked_by_hand():
-  # Slots 1 to 4 of five are kept; slot s is in entry s % 4.
-  kept_BKSE = cache.of_prompts(slots(0, 1, 2, 3, 4), 4)
-  assert entries(kept_BKSE) == [4, 1, 2, 3]
-  layer = cache.write((kept_BKSE, kept_BKSE), slots(5), -slots(5), 5)
-  assert [entries(x) for x in layer] == [[4, 5, 2, 3], [4, -5, 2, 3]]
-  # The tokens of the second row begin in slot 4.
-  np.testing.assert_array_equal(
-    cache.visible(layer, np.array([0, 4]), 5)[:, 0],
-    [[1, 1, 1, 1], [1, 1, 0, 0]],
-  )
+  rings = layer(keys(5, 6), keys(0, 1, 2))
+  for step in (3, 4):
+    rings = write(rings, keys(step), keys(-step), step)
+  assert numbers(rings.k_BKRE) == [3, 4, 2]
+  assert numbers(rings.v_BKRE) == [-3, -4, -2]
+  # Rows with one token of a prompt and no sample yet, and with two of both.
+  assert seen(rings, 0, 4, [0, 2], [1, 2]) == [
+    [0, 1, 0, 1, 0],
+    [1, 1, 1, 1, 1],
+  ]
+  # With a window of 3, the second row has lost its prompt but for nothing, and
+  # the first still has it.
+  assert seen(rings, 3, 4, [0, 2], [1, 2])[0] == [0, 1, 0, 1, 0]
+  assert seen(rings, 3, 4, [0, 2], [1, 2])[1] == [0, 0, 1, 1, 1]
+  assert seen(rings, 3, 4, [1, 1], [2, 2])[0] == [0, 1, 1, 1, 0]
 
 
-def test_entries_that_are_not_written_are_not_visible():
-  kept_BKSE = cache.of_prompts(slots(0, 1), 4)
-  assert entries(kept_BKSE) == [0, 1, 0, 0]
-  mask_B1S = cache.visible((kept_BKSE, kept_BKSE), np.array([1]), 1)
-  assert mask_B1S[0, 0].tolist() == [False, True, False, False]
+@given(
+  st.integers(1, 6), st.integers(1, 12), st.integers(0, 9), st.integers(0, 9)
+)
+def test_a_row_sees_its_own_tokens_and_no_others(ring, before, age, prompt):
+  age, prompt = min(age, ring - 1), min(prompt, 4)
+  rings = layer(keys(*range(-4, 0)), keys(*[99] * ring))
+  for step in range(before + age + 1):
+    rings = write(rings, keys(step), keys(step), np.int32(step))
+  every = numbers(rings.k_BKCE) + numbers(rings.k_BKRE)
+  (mask,) = seen(rings, 0, before + age, [age], [prompt])
+  found = [number for number, there in zip(every, mask, strict=True) if there]
+  expected = [*range(-prompt, 0), *range(before, before + age + 1)]
+  assert sorted(found) == expected
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9))
-def test_a_prompt_and_tokens_are_kept_as_if_written_one_by_one(
-  size, context, more
-):
-  numbers = np.arange(1, context + 1 + more)
-  kept = (cache.of_prompts(slots(*numbers[:context]), size),) * 2
-  one_by_one = (np.zeros((1, 1, size, 1), np.float32),) * 2
-  for slot, number in enumerate(numbers):
-    token = slots(number)
-    one_by_one = write(one_by_one, token, token, slot)
-    if slot >= context:
-      kept = write(kept, token, token, slot)
-  assert entries(kept[0]) == entries(one_by_one[0])
-  # The last tokens are visible, and nothing else.
-  mask_B1S = cache.visible(kept, np.zeros(1, int), len(numbers) - 1)
-  seen = sorted(np.array(entries(kept[0]))[np.asarray(mask_B1S[0, 0])])
-  assert seen == numbers[-size:].tolist()
-
-
-def test_a_cache_grows_where_slots_are_missing():
-  model = examples.model(layers=(Layer(window=3), Layer()))
-  before = [(slots(1, 2, 3),) * 2, (slots(1, 2, 3, 4),) * 2]
-  after = cache.grow(before, model, 6)
-  assert entries(after[0][0]) == [1, 2, 3]
-  assert entries(after[1][1]) == [1, 2, 3, 4, 0, 0]
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12))
+def test_a_ring_of_another_size_has_the_last_tokens(size, other, steps):
+  ring = layer(keys(0), keys(*[99] * size))
+  for step in range(steps):
+    ring = write(ring, keys(step), keys(step), np.int32(step))
+  found = numbers(resized(ring.k_BKRE, np.int32(steps), other))
+  for step in range(max(0, steps - min(size, other)), steps):
+    assert found[step % other] == step

@@ -10,6 +10,7 @@ from mrl_jax.architecture import Layer
 from mrl_jax.architecture import Lora
 from mrl_jax.architecture import Rope
 from mrl_jax.models import attention
+from mrl_jax.models import cache as cache_lib
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import families
 from mrl_jax.models import rope
@@ -129,51 +130,66 @@ def test_left_padding_changes_no_logit(family):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def decode(graphdef, params, token_B1, slot, cache, first_B=(0, 0)):
-  """Logits after the token in `slot`, from the cached keys and values."""
-  decoder, first_B = nnx.merge(graphdef, params), jnp.asarray(first_B)
-  hidden_B1D, cache = decoder.step(token_B1, first_B, slot, cache)
-  return decoder.logits(hidden_B1D)[:, 0], cache
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def read(graphdef, params, tokens_BC, slots, valid_BC=True):
-  """Logits after the prompts, and their cache."""
+def decode(graphdef, params, token_B1, now, cache):
+  """Logits after a token of every row, from the cached keys and values."""
   decoder = nnx.merge(graphdef, params)
-  valid_BC = jnp.broadcast_to(valid_BC, tokens_BC.shape)
-  hidden_B1D, cache = decoder.prefill(tokens_BC, valid_BC, slots)
+  hidden_B1D, cache = decoder.step(token_B1, now, cache)
   return decoder.logits(hidden_B1D)[:, 0], cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def read(graphdef, params, tokens_BC, valid_BC, ring):
+  """Logits after the prompts, and a cache with room for `ring` more tokens."""
+  decoder = nnx.merge(graphdef, params)
+  hidden_B1D, kept = decoder.prefill(tokens_BC, valid_BC)
+  empty = cache_lib.empty(decoder.config, *tokens_BC.shape, ring)
+  cache = [
+    layer._replace(
+      **{
+        name: cache_lib.of_prompts(x, layer.k_BKCE.shape[2])
+        for name, x in (('k_BKCE', k), ('v_BKCE', v))
+      }
+    )
+    for layer, (k, v) in zip(empty, kept, strict=True)
+  ]
+  return decoder.logits(hidden_B1D)[:, 0], cache
+
+
+def assert_decoded(decoder, context, valid_BT):
+  """Prompts and single tokens have the logits of the whole forward pass."""
+  expected_BTV = decoders.logits(decoder, TOKENS_BT, valid_BT)
+  split, length = nnx.split(decoder), TOKENS_BT.shape[1]
+  logits_BV, cache = read(
+    *split, TOKENS_BT[:, :context], valid_BT[:, :context], length - context
+  )
+  np.testing.assert_allclose(logits_BV, expected_BTV[:, context - 1], atol=1e-5)
+  for age in range(length - context):
+    now = cache_lib.Now(
+      jnp.int32(age), jnp.full(2, age), valid_BT[:, :context].sum(1)
+    )
+    token_B1 = TOKENS_BT[:, context + age][:, None]
+    logits_BV, cache = decode(*split, token_B1, now, cache)
+    np.testing.assert_allclose(
+      logits_BV, expected_BTV[:, context + age], atol=1e-5
+    )
+  return cache
 
 
 @FAMILIES
 def test_decoding_with_a_cache_gives_the_logits_of_the_full_forward(family):
-  decoder = decoders.decoder(family)
-  expected_BTV = decoders.logits(decoder, TOKENS_BT)
-  split = nnx.split(decoder)
-  logits_BV, cache = read(*split, TOKENS_BT[:, :3], 8)
-  np.testing.assert_allclose(logits_BV, expected_BTV[:, 2], atol=1e-5)
-  for slot in range(3, 8):
-    token_B1 = TOKENS_BT[:, slot : slot + 1]
-    logits_BV, cache = decode(*split, token_B1, slot, cache)
-    np.testing.assert_allclose(logits_BV, expected_BTV[:, slot], atol=1e-5)
+  assert_decoded(decoders.decoder(family), 3, np.ones_like(TOKENS_BT, bool))
 
 
 def test_windows_keep_the_last_tokens_while_decoding():
-  decoder = decoders.decoder(layers=(Layer(window=3), Layer(rope=None)))
   valid_BT = np.arange(8)[None, :] >= np.array([[0], [2]])
-  expected_BTV = decoders.logits(decoder, TOKENS_BT, valid_BT)
-  graphdef, params = nnx.split(decoder)
-  logits_BV, cache = read(
-    graphdef, params, TOKENS_BT[:, :5], 8, valid_BT[:, :5]
-  )
-  assert [k_BKSE.shape[2] for k_BKSE, _ in cache] == [3, 8]
-  np.testing.assert_allclose(logits_BV, expected_BTV[:, 4], atol=1e-5)
-  for slot in range(5, 8):
-    token_B1 = TOKENS_BT[:, slot : slot + 1]
-    logits_BV, cache = decode(
-      graphdef, params, token_B1, slot, cache, np.array([0, 2])
+  for context in (3, 5):
+    cache = assert_decoded(
+      decoders.decoder(layers=(Layer(window=3), Layer(rope=None))),
+      context,
+      valid_BT,
     )
-    np.testing.assert_allclose(logits_BV, expected_BTV[:, slot], atol=1e-5)
+    sizes = [(x.k_BKCE.shape[2], x.k_BKRE.shape[2]) for x in cache]
+    assert sizes == [(3, 3), (context, 8 - context)]
 
 
 def test_positions_are_counted_from_the_first_token():
@@ -188,7 +204,7 @@ def test_grouped_queries_share_their_key_and_value():
   k_BKSE, v_BKSE = rng.normal(size=(2, 1, 2, 3, 8)).astype(np.float32)
   mask_TS = np.tril(np.ones((3, 3), bool))
   out_BHTE = jax.jit(attention.attend)(
-    q_BHTE, k_BKSE, v_BKSE, mask_TS[None], 8**-0.5
+    q_BHTE, [(k_BKSE, v_BKSE)], mask_TS[None], 8**-0.5
   )
   for head in range(4):
     k_SE, v_SE = k_BKSE[0, head // 2], v_BKSE[0, head // 2]

@@ -16,7 +16,9 @@ from mrl_jax.models import families
 from mrl_jax.models import hf_weights
 from mrl_jax.models import logps
 from mrl_jax.models import sharding
+from mrl_jax.sampling import drawing
 from mrl_jax.sampling import sampler
+from mrl_jax.sampling import slots
 from tests import decoders
 from tests import parity
 
@@ -76,24 +78,30 @@ def test_logits_and_most_likely_tokens_are_those_of_transformers(name):
 def test_the_sampler_completes_as_transformers_does():
   # Gemma 2 has windows, shorter than the prompts, in every second layer.
   (model, params), expected = golden('gemma2')
-  sample = sampler.build(
+  prompts = [
+    tokens_T[valid_T]
+    for tokens_T, valid_T in zip(
+      expected['tokens_BT'], expected['valid_BT'].astype(bool), strict=True
+    )
+  ]
+  sample = sampler.Sampler(
     model,
     decoders.mesh(1, 1, 1),
-    samples=1,
-    length=parity.NEW,
-    stop_ids=(-1,),
-    greedy=True,
+    slots.Settings(
+      samples=1,
+      length=parity.NEW,
+      stop_ids=(-1,),
+      density=drawing.Density(temperature=0.0),
+    ),
+    prompts=2,  # Others take the slots of those that have ended.
+    context=parity.LENGTH,
   )
-  samples = sample(
-    params,
-    decoder_lib.NO_PARAMS,
-    expected['tokens_BT'],
-    expected['valid_BT'],
-    jax.random.key(0),
-    np.float32(1.0),
-    np.int32(0),
+  completions = sample(
+    params, decoder_lib.NO_PARAMS, prompts, jax.random.key(0)
   )
-  np.testing.assert_array_equal(samples.tokens_BT, expected['greedy_BN'])
+  found = {c.prompt: c.ids for each in completions for c in each}
+  for prompt, greedy_N in enumerate(expected['greedy_BN']):
+    np.testing.assert_array_equal(found[prompt], greedy_N)
 
 
 @STORED

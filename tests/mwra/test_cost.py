@@ -75,7 +75,8 @@ def test_what_is_beside_each_program_by_hand():
     'own scoring': 8 + 4,
     'update': 4,
     'move': 8 + 4,
-    'sampling': 4 + 8 + 4,
+    'prefill': 4 + 8 + 4,
+    'decoding': 4 + 8 + 4,
   }
   # What programs certainly hold: gradients, moments, and copies for sampling.
   assert phases['own gradient'].program > 8 * part
@@ -84,16 +85,16 @@ def test_what_is_beside_each_program_by_hand():
   assert phases['move'].program == 4 * part + 4 * PARAMS
   muon = estimate(reference=True, whole_matrices=True).phases['update'].program
   assert muon - phases['update'].program == pytest.approx(0.8 * 4 * LAYERS)
-  assert phases['sampling'].program > 4 * PARAMS
+  assert phases['decoding'].program > 4 * PARAMS
 
 
 def test_sampling_with_the_training_weights_copies_nothing():
   one = {'train': (1, 1, 1), 'decode': (1, 1, 1)}
   phases = estimate(layout=one).phases
-  assert phases['sampling'].beside == 8 * PARAMS
+  assert phases['decoding'].beside == 8 * PARAMS
   assert phases['move'].program == 4 * PARAMS
   moved = estimate(examples.model(dtype='bfloat16'), layout=one).phases
-  assert moved['sampling'].beside == 12 * PARAMS
+  assert moved['decoding'].beside == 12 * PARAMS
   assert moved['move'].program == (4 + 2) * PARAMS
 
 
@@ -107,14 +108,16 @@ def test_with_lora_only_adapters_have_moments_and_gradients():
   assert costs.resident_bytes == base + (4 + 4 + 8) * adapters / 2
   assert costs.phases['own gradient'].beside == 4 * PARAMS + 12 * adapters / 2
   assert costs.phases['update'].program == 16 * adapters / 2
-  assert costs.phases['sampling'].program > 4 * (PARAMS + adapters)
-  assert costs.phases['sampling'].beside == 4 * PARAMS / 2 + 16 * adapters / 2
+  assert costs.phases['decoding'].program > 4 * (PARAMS + adapters)
+  assert costs.phases['decoding'].beside == 4 * PARAMS / 2 + 16 * adapters / 2
 
 
 def test_the_cache_holds_the_keys_and_values_of_all_rows():
   def sampling(**changes):
     model = examples.model(attention='splash', num_layers=8)
-    return estimate(model, **changes).phases['sampling'].program
+    phases = estimate(model, **changes).phases
+    assert phases['prefill'].program > phases['decoding'].program
+    return phases['decoding'].program
 
   # 2 * 2 heads * 8 values * 4 bytes, 8 layers; 4 prompts on 2 devices.
   token = 8 * 128
@@ -182,24 +185,29 @@ def test_bytes_over_links_by_hand():
 
 
 def test_seconds_of_sampling_by_hand():
-  costs = estimate(layout={'sample_batch': 2}).phases['sampling']
+  phases = estimate(layout={'sample_batch': 2}).phases
   # Two batches of two prompts: a prompt, or two rows, a device. All weights are
   # read for the prompts, and for each of 5 tokens with a cache of 8 slots.
-  reads = 2 * 4 * PARAMS + 2 * 5 * (4 * PARAMS + 2 * 8 * 2 * 128)
-  assert costs.memory == pytest.approx(reads / 1e9)
+  prefill, decoding = phases['prefill'], phases['decoding']
+  assert prefill.memory == pytest.approx(2 * 4 * PARAMS / 1e9)
+  reads = 2 * 5 * (4 * PARAMS + 2 * 8 * 2 * 128)
+  assert decoding.memory == pytest.approx(reads / 1e9)
   prompt = 2 * 3 * (LAYERS + 2 * 2 * 4 * 8 * 1.5)
+  assert prefill.compute == pytest.approx(2 * prompt / 1e12)
   token = 2 * 2 * (LAYERS + 32 * 48 + 2 * 2 * 4 * 8 * 8)
-  assert costs.compute == pytest.approx((2 * prompt + 2 * 5 * token) / 1e12)
-  assert costs.links == 0
+  assert decoding.compute == pytest.approx(2 * 5 * token / 1e12)
+  assert prefill.links == decoding.links == 0
 
 
 def test_a_tensor_axis_sums_after_every_layer_of_every_token():
   layout = {'train': (1, 1, 2), 'decode': (1, 1, 2)}
-  costs = estimate(layout=layout).phases['sampling']
+  phases = estimate(layout=layout).phases
   # 8 rows of 5 tokens and 4 prompts of 3; 2 sums a layer of D values, to which
-  # each of two devices adds half a ring of 2; 6 steps wait for 2 * 2 * 2 hops.
-  values = (8 * 5 + 4 * 3) * 2 * 2 * 32
-  assert costs.links == pytest.approx(values * 4 / 1e8 + 6 * 8 * 1e-6)
+  # each of two devices adds half a ring of 2; a pass waits for 2 * 2 * 2 hops.
+  for name, tokens, passes in (('prefill', 4 * 3, 1), ('decoding', 8 * 5, 5)):
+    values = tokens * 2 * 2 * 32
+    expected = values * 4 / 1e8 + passes * 8 * 1e-6
+    assert phases[name].links == pytest.approx(expected)
 
 
 def test_peers_rows_have_their_own_length():
@@ -223,7 +231,7 @@ def test_what_is_mirrored_from_the_device_half():
   assert decoder._MANY == sizes_lib.SCANNED
   assert attention.LONG == sizes_lib.LONG
   for length in (1, 511, 512, 1023, 1024, 1025, 4096, 6144):
-    assert sizes_lib.stages(length) == sampler.stages(length)
+    assert sizes_lib.rings(length) == sampler.rings(length)
 
 
 BIG = examples.model(

@@ -1,82 +1,76 @@
 import functools
+import json
+import os
+import pathlib
 
 from flax import nnx
 import jax
 import numpy as np
+import pytest
 
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import sharding
-from mrl_jax.sampling import sampler
+from mrl_jax.sampling import drawing
+from mrl_jax.sampling import sampler as sampler_lib
+from mrl_jax.sampling import slots
+from mrl_jax.thl import byte_tokenizer
 from tests import decoders
 from tests import examples
 
 SAMPLES, LENGTH, CONTEXT = 3, 10, 5
-VOCABULARY = examples.SIZES['vocab_size']
-STOP_IDS, NO_STOP_IDS = np.array([3, 4, 5, 6]), np.full(4, -1)
-VALID_PC = np.arange(CONTEXT)[None, :] >= np.array([0, 2, 4, 1])[:, None]
-PROMPT_PC = np.where(
-  VALID_PC, np.random.default_rng(0).integers(0, 48, (4, CONTEXT)), 0
-)
+STOP_IDS = (3, 4, 5, 6)
+RNG = np.random.default_rng(0)
+PROMPTS = [
+  RNG.integers(0, examples.SIZES['vocab_size'], n).astype(np.int32)
+  for n in (5, 3, 1, 4, 2, 5, 1)
+]
+POLICY = drawing.Density()
 
 
-@functools.partial(
-  jax.jit, static_argnums=0, static_argnames=('samples', 'length', 'greedy')
-)
-def _sample(graphdef, params, prompt_PC, valid_PC, seed, *args, **settings):
-  return sampler.sample(
-    nnx.merge(graphdef, params),
-    prompt_PC,
-    valid_PC,
-    jax.random.key(seed),
-    *args,
-    **settings,
+@functools.cache
+def sampler(prompts=7, mesh=(1, 1, 1), density=POLICY, stop_ids=STOP_IDS):
+  return sampler_lib.Sampler(
+    decoders.decoder().config,
+    decoders.mesh(*mesh),
+    slots.Settings(
+      samples=SAMPLES, length=LENGTH, stop_ids=stop_ids, density=density
+    ),
+    prompts=prompts,
+    context=CONTEXT,
   )
 
 
-def sample(
-  prompt_PC=PROMPT_PC,
-  valid_PC=VALID_PC,
-  seed=0,
-  temperature=1.0,
-  first=0,
-  *,
-  stop_ids=STOP_IDS,
-  samples=SAMPLES,
-  length=LENGTH,
-  greedy=False,
-):
-  """Samples from a small decoder; calls with the same shapes share a program."""
-  completions = _sample(
-    *nnx.split(decoders.decoder()),
-    *(prompt_PC, valid_PC, seed, temperature, first),
-    stop_ids=stop_ids,
-    samples=samples,
-    length=length,
-    greedy=greedy,
-  )
-  return jax.tree.map(np.asarray, completions)
+def sample(sampler, prompts=PROMPTS, seed=0, ends=None):
+  """The completions of all prompts, by prompt and sample."""
+  params = nnx.state(decoders.decoder())
+  found = [
+    completion
+    for completions in sampler(
+      jax.device_put(params, sharding.params(params, sampler.mesh)),
+      decoder_lib.NO_PARAMS,
+      prompts,
+      jax.random.key(seed),
+      ends,
+    )
+    for completion in completions
+  ]
+  completions = {(c.prompt, c.sample): c for c in found}
+  rows = [(p, g) for p in range(len(prompts)) for g in range(SAMPLES)]
+  assert len(found) == len(rows)
+  return [completions[row] for row in rows]
 
 
-def assert_equal(samples, expected, atol=0.0):
-  for x, y in zip(
-    jax.tree.leaves(samples), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+@functools.cache
+def sampled():
+  return sample(sampler())
 
 
-def logits(samples):
-  """Logits of all tokens by one full forward pass, and which tokens there are.
-
-  Returns:
-    logits_BTV, valid_BT.
-  """
-  valid_BT = np.arange(LENGTH)[None, :] < samples.length_B[:, None]
-  logits_BSV = decoders.logits(
-    decoders.decoder(),
-    np.concatenate([PROMPT_PC.repeat(SAMPLES, 0), samples.tokens_BT], 1),
-    np.concatenate([VALID_PC.repeat(SAMPLES, 0), valid_BT], 1),
-  )
-  return logits_BSV[:, CONTEXT - 1 : -1], valid_BT
+def assert_same(found, expected):
+  for x, y in zip(found, expected, strict=True):
+    assert x.ids.tolist() == y.ids.tolist()
+    assert x.stopped == y.stopped
+    for name in ('sampling_logp', 'policy_logp'):
+      np.testing.assert_allclose(getattr(x, name), getattr(y, name), atol=1e-5)
 
 
 def log_softmax(logits):
@@ -84,176 +78,186 @@ def log_softmax(logits):
   return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def test_greedy_tokens_are_the_most_likely_of_the_full_forward():
-  samples = sample(greedy=True, stop_ids=NO_STOP_IDS)
-  logits_BTV, _ = logits(samples)
-  np.testing.assert_array_equal(samples.tokens_BT, logits_BTV.argmax(-1))
-  np.testing.assert_allclose(
-    samples.policy_logp_BT, log_softmax(logits_BTV).max(-1), atol=1e-5
-  )
-  assert not samples.sampling_logp_BT.any()
+def scores(completion, prompt):
+  """Log-probabilities [T, V] by one forward pass over the whole row."""
+  ids = np.concatenate([prompt, completion.ids, np.zeros(20, int)])
+  logits_1SV = decoders.logits(decoders.decoder(), ids[None, :15])
+  first = len(prompt) - 1
+  return logits_1SV[0, first : first + len(completion.ids)]
 
 
-def test_rows_end_with_their_stop_token_and_are_empty_after_it():
-  samples = sample()
-  assert 0 < samples.stopped_B.sum() < len(samples.stopped_B)
-  for b, n in enumerate(samples.length_B):
-    tokens_T = samples.tokens_BT[b]
-    assert (tokens_T[n - 1] in STOP_IDS) == samples.stopped_B[b]
-    assert not np.isin(tokens_T[: n - 1], STOP_IDS).any()
-    assert samples.stopped_B[b] or n == LENGTH
-    for x_BT in (
-      samples.tokens_BT, samples.policy_logp_BT, samples.sampling_logp_BT
-    ):  # fmt: skip
-      assert not x_BT[b, n:].any()
+@pytest.mark.parametrize('few', [1, 2, 5])
+def test_rows_in_refilled_slots_are_those_of_one_prompt_at_a_time(few):
+  # Slots are refilled for every single prompt; with 5, prompts have to wait too.
+  assert_same(sample(sampler(few)), sampled())
 
 
-def test_the_temperature_is_in_the_sampling_density_only():
-  samples = sample(temperature=0.5)
-  logits_BTV, valid_BT = logits(samples)
-  for density_BTV, logp_BT in (
-    (logits_BTV / 0.5, samples.sampling_logp_BT),
-    (logits_BTV, samples.policy_logp_BT),
-  ):
-    expected_BT1 = np.take_along_axis(
-      log_softmax(density_BTV), samples.tokens_BT[..., None], -1
-    )
-    expected_BT = np.where(valid_BT, expected_BT1[..., 0], 0.0)
-    np.testing.assert_allclose(logp_BT, expected_BT, atol=1e-5)
-  plain = sample()
-  np.testing.assert_array_equal(plain.policy_logp_BT, plain.sampling_logp_BT)
-
-
-TEMPERATURE = 0.7
-
-
-@functools.cache
-def many_pairs():
-  """The first two tokens of 2000 completions of every prompt, [P, G, 2]."""
-  samples = sample(
-    temperature=TEMPERATURE, samples=2000, length=2, stop_ids=NO_STOP_IDS
-  )
-  return samples.tokens_BT.reshape(4, 2000, 2)
-
-
-def density(logits):
-  return np.exp(log_softmax(logits / TEMPERATURE))
-
-
-def test_tokens_are_drawn_from_the_sampling_density():
-  logits_BTV, _ = logits(sample())
-  p_PV = density(logits_BTV[::SAMPLES, 0])
-  for p_V, tokens_G in zip(p_PV, many_pairs()[..., 0], strict=True):
-    share_V = np.bincount(tokens_G, minlength=VOCABULARY) / len(tokens_G)
-    error_V = (share_V - p_V) / np.sqrt(p_V * (1 - p_V) / len(tokens_G))
-    assert np.abs(error_V).max() < 4.5
-
-
-def test_every_token_has_random_numbers_of_its_own():
-  # The share of completions whose second token repeats the first.
-  tokens_GT = many_pairs()[0]
-  share = np.mean(tokens_GT[:, 0] == tokens_GT[:, 1])
-  every_token_V1 = np.arange(VOCABULARY)[:, None]
-  logits_VSV = decoders.logits(
-    decoders.decoder(),
-    np.concatenate([PROMPT_PC[:1].repeat(VOCABULARY, 0), every_token_V1], 1),
-  )
-  first_VV, second_VV = density(logits_VSV[:, -2:]).swapaxes(0, 1)
-  expected = (first_VV[0] * np.diag(second_VV)).sum()
-  deviation = np.sqrt(expected * (1 - expected) / len(tokens_GT))
-  assert abs(share - expected) < 4.5 * deviation
-
-
-def test_every_call_prompt_and_sample_draws_other_tokens():
-  prompt_PC, valid_PC = PROMPT_PC[:1].repeat(4, 0), VALID_PC[:1].repeat(4, 0)
-  first, second, first_again = (
-    sample(prompt_PC, valid_PC, seed, stop_ids=NO_STOP_IDS)
-    for seed in (0, 1, 0)
-  )
-  rows = np.concatenate([first.tokens_BT, second.tokens_BT])
-  assert len({tuple(row) for row in rows}) == 24
-  assert_equal(first, first_again)
-
-
-def test_a_row_does_not_depend_on_the_rest_of_the_batch():
-  others_PC = PROMPT_PC.copy()
-  others_PC[1:] = (others_PC[1:] + 7) % VOCABULARY
-  all_rows = sample()
-  with_others = sample(others_PC, np.ones_like(VALID_PC))
-  assert_equal(
-    *(jax.tree.map(lambda x: x[:3], s) for s in (all_rows, with_others))
-  )
-  # `first` is the index of the first prompt in the whole batch.
-  for first in (0, 2):
-    part = slice(first, first + 2)
-    assert_equal(
-      sample(PROMPT_PC[part], VALID_PC[part], first=first),
-      jax.tree.map(lambda x, f=first: x[3 * f : 3 * f + 6], all_rows),
-      atol=1e-5,
-    )
+def test_a_row_does_not_depend_on_the_other_prompts():
+  others = [PROMPTS[0], *(PROMPTS[:0:-1])]
+  found = sample(sampler(2), others)
+  assert_same(found[:SAMPLES], sampled()[:SAMPLES])
 
 
 def test_a_mesh_gives_the_samples_of_one_device():
-  mesh = decoders.mesh(2, 2, 2)
-  jitted = sampler.build(
-    decoders.decoder().config,
-    mesh,
-    samples=SAMPLES,
-    length=LENGTH,
-    stop_ids=tuple(STOP_IDS),
+  assert_same(sample(sampler(3, mesh=(2, 1, 2))), sampled())
+
+
+def test_rings_and_slots_of_other_sizes_change_no_sample(monkeypatch):
+  monkeypatch.setattr(sampler_lib, '_LONG', 8)
+  monkeypatch.setattr(sampler_lib, '_SHORT', 4)
+  monkeypatch.setattr(sampler_lib, 'WIDTH', 3)
+  assert sampler_lib.rings(LENGTH) == [2, 5, 10]
+  build, resized = slots.build_resize, []
+
+  def noted(*args):
+    resize = build(*args)
+
+    def note(state, kept_B, ring):
+      before = state.cache[0].k_BKRE.shape
+      state = resize(state, kept_B, ring)
+      after = state.cache[0].k_BKRE.shape
+      resized.append((before[0], before[2], after[0], after[2]))
+      return state
+
+    return note
+
+  monkeypatch.setattr(slots, 'build_resize', noted)
+  build_again = sampler.__wrapped__
+  assert_same(
+    sample(build_again(3, stop_ids=(3,))), sample(sampler(stop_ids=(3,)))
   )
-  params = nnx.state(decoders.decoder())
-  places = sharding.params(params, mesh)
-  with jax.set_mesh(mesh):
-    samples = jitted(
-      jax.device_put(params, places),
-      decoder_lib.NO_PARAMS,
-      PROMPT_PC,
-      VALID_PC,
-      jax.random.key(0),
-      np.float32(1.0),
-      np.int32(0),
-    )
-  assert_equal(samples, sample(), atol=1e-5)
+  assert {(9, 2, 9, 5), (9, 5, 9, 10)} <= {*resized}  # Rings grow, ...
+  assert any(rows > fewer for rows, _, fewer, _ in resized)  # ... and rows end.
+  assert any(before > after for _, before, _, after in resized)
 
 
-def test_stages_of_the_cache_change_no_sample(monkeypatch):
-  assert sampler.stages(4096) == [512, 1024, 2048, 4096]
-  assert sampler.stages(1023) == [1023]
-  assert sampler.stages(1500) == [750, 1500]
-  expected = sample(seed=5, stop_ids=NO_STOP_IDS)
-  monkeypatch.setattr(sampler, '_FIRST_STAGE', 2)
-  assert sampler.stages(LENGTH) == [3, 5, 10]
-  _sample.clear_cache()
-  found = sample(seed=5, stop_ids=NO_STOP_IDS)
-  assert_equal(found, expected, atol=1e-5)
-  _sample.clear_cache()
+def test_rows_end_with_their_stop_token():
+  lengths = {len(c.ids) for c in sampled()}
+  assert len(lengths) > 3
+  for c in sampled():
+    assert (c.ids[-1] in STOP_IDS) == c.stopped
+    assert not np.isin(c.ids[:-1], STOP_IDS).any()
+    assert c.stopped or len(c.ids) == LENGTH
 
 
-def test_moved_weights_have_the_dtype_of_use_and_their_places_while_sampling():
-  train, decode = decoders.mesh(1, 2, 1), decoders.mesh(2, 1, 1)
-  for dtype in ('bfloat16', 'float32'):
-    decoder = decoders.decoder(dtype=dtype)
-    _, params, _ = decoder_lib.split(decoder)
-    placed = jax.device_put(params, sharding.params(params, train))
-    moved = sampler.build_move(decoder.config, train, decode)(placed)
-    expected = decoder_lib.cast(params, dtype)
-    places = sharding.params(params, decode)
-    for x, y, place in zip(
-      *map(jax.tree.leaves, (moved, expected, places)), strict=True
+def test_greedy_tokens_are_the_most_likely_of_the_full_forward():
+  greedy = drawing.Density(temperature=0.0)
+  for row, c in enumerate(sample(sampler(3, density=greedy))):
+    logits_TV = scores(c, PROMPTS[row // SAMPLES])
+    assert c.ids.tolist() == logits_TV.argmax(-1).tolist()
+    expected = log_softmax(logits_TV).max(-1)
+    np.testing.assert_allclose(c.policy_logp, expected, atol=1e-5)
+    assert not c.sampling_logp.any()
+
+
+def test_the_temperature_is_in_the_sampling_density_only():
+  completions = sample(sampler(density=drawing.Density(temperature=0.5)))
+  for row, c in enumerate(completions):
+    logits_TV = scores(c, PROMPTS[row // SAMPLES])
+    for density_TV, logp_T in (
+      (logits_TV / 0.5, c.sampling_logp),
+      (logits_TV, c.policy_logp),
     ):
-      assert x.dtype == y.dtype
-      assert x.sharding.is_equivalent_to(place, x.ndim)
-      np.testing.assert_array_equal(x, y)
+      expected = log_softmax(density_TV)[np.arange(len(c.ids)), c.ids]
+      np.testing.assert_allclose(logp_T, expected, atol=1e-5)
 
 
-def test_weights_that_are_as_sampling_needs_them_are_not_copied():
-  mesh, decoder = decoders.mesh(2, 1, 1), decoders.decoder(dtype='bfloat16')
-  _, params, _ = decoder_lib.split(decoder)
-  placed = jax.device_put(params, sharding.params(params, mesh))
-  moved = sampler.build_move(decoder.config, mesh, mesh)(placed)
-  for (path, x), (_, y) in zip(
-    moved.flat_state(), placed.flat_state(), strict=True
-  ):
-    # The scales of norms stay in float32.
-    assert (x.get_value() is y.get_value()) == (path[-1] == 'scale')
+def test_every_call_prompt_and_sample_draws_other_tokens():
+  same = [PROMPTS[0]] * 4
+  draws = [sample(sampler(4, stop_ids=(-1,)), same, seed) for seed in (0, 1, 0)]
+  assert len({tuple(c.ids) for each in draws[:2] for c in each}) == 24
+  assert_same(draws[0], draws[2])
+
+
+def test_a_completion_may_end_where_the_caller_says():
+  # At the third token, wherever the host looks; and never in the second row.
+  def ends(ids, new):
+    first = len(ids) - new
+    return 3 if first < 3 <= len(ids) else None
+
+  found = sample(sampler(2), ends=ends)
+  for c, whole in zip(found, sampled(), strict=True):
+    assert c.ids.tolist() == whole.ids[:3].tolist()
+    assert c.stopped == (len(whole.ids) >= 3 or whole.stopped)
+
+
+class Device:
+  """In place of the programs of a sampler: rows of known lengths."""
+
+  def __init__(self, lengths_PG, prompts, longest):
+    self._lengths_PG, samples = lengths_PG, lengths_PG.shape[1]
+    self.mesh, self.prompts = decoders.mesh(1, 1, 1), prompts
+    self.settings = slots.Settings(
+      samples=samples, length=longest, stop_ids=(), density=POLICY
+    )
+    self.context, self.rings = 8, sampler_lib.rings(longest)
+    self.used = self.real = 0
+
+  def empty(self, rows, ring):
+    self.left_B = np.zeros(rows, int)
+    return lambda key: key
+
+  def admit(self, state, prompt, valid, index_P, row_B, key):
+    new_B = row_B >= 0
+    p, g = np.divmod(row_B[new_B], self.settings.samples)
+    self.left_B[new_B] = self._lengths_PG[index_P[p], g]
+    return state, self._drawn(new_B[:, None].astype(int))
+
+  def decode(self, state, ended_B, until, most):
+    steps = 1
+    while steps < most and (self.left_B <= steps).sum() < until:
+      steps += 1
+    return state, self._drawn(np.arange(steps)[None, :] < self.left_B[:, None])
+
+  def resize(self, state, kept_B, ring):
+    if kept_B is not None:
+      self.left_B = self.left_B[kept_B]
+    return state
+
+  def _drawn(self, there_BN):
+    count_B = there_BN.sum(1)
+    self.left_B = self.left_B - count_B
+    zeros_BN = np.zeros(there_BN.shape)
+    return slots.Drawn(
+      token_BN=zeros_BN.astype(int),
+      sampling_logp_BN=zeros_BN,
+      policy_logp_BN=zeros_BN,
+      count_B=count_B,
+      live_B=self.left_B > 0,
+    )
+
+
+def share(lengths_PG, prompts, longest):
+  """The share of real tokens, for completions of these lengths."""
+  device = Device(lengths_PG, prompts, longest)
+  tokens = [np.ones(1, np.int32)] * len(lengths_PG)
+  batch = sampler_lib._Batch(device, (), tokens, jax.random.key(0), None)
+  lengths = []
+  while batch.waiting or batch.table.live_B.any():
+    lengths += [len(c.ids) for c in batch.advance()]
+  assert sorted(lengths) == sorted(lengths_PG.ravel())
+  assert device.real == lengths_PG.sum()
+  return device.real / device.used
+
+
+def test_most_slots_have_a_token_at_uneven_lengths():
+  rng = np.random.default_rng(0)
+  lengths_PG = np.exp(np.log(400) + rng.standard_normal((1024, 8)))
+  lengths_PG = np.clip(lengths_PG, 1, 4096).astype(int)
+  assert share(lengths_PG, 64, 4096) > 0.85
+  assert share(lengths_PG[:256], 32, 4096) > 0.75
+
+
+def test_most_slots_have_a_token_at_the_lengths_of_real_answers():
+  data = os.environ.get('MRL_TEST_DATA')
+  if not data:
+    pytest.skip('no real answers: MRL_TEST_DATA is not set')
+  folder = pathlib.Path(data)
+  tokenizer = byte_tokenizer.load(str(folder / 'tokenizers/llama3'))
+  lines = (folder / 'math/gsm8k_train.jsonl').read_text().splitlines()[:2048]
+  lengths = [
+    len(tokenizer.encode(json.loads(line)['answer'].encode())) + 1
+    for line in lines
+  ]
+  lengths_PG = np.reshape(lengths, (256, 8))
+  assert share(lengths_PG, 32, 512) > 0.75

@@ -2,7 +2,6 @@ import itertools
 import types
 
 import jax
-import ml_collections
 import msgspec
 import pytest
 
@@ -22,13 +21,10 @@ class Worker:
     self._rewards = iter(rewards)
     self.keys = []
 
-  def start_sampling(self, prompts, per_prompt, key, temperature):
-    assert (per_prompt, temperature) == (2, 0.7)
-    self.keys.append(tuple(jax.random.key_data(key).tolist()))
-    return prompts
-
-  def finish_sampling(self, prompts, run, round):
+  def sample(self, prompts, per_prompt, key, density, run, round):
+    assert (per_prompt, density.temperature) == (2, 0.7)
     assert (run, round) == ('run', 5)
+    self.keys.append(tuple(jax.random.key_data(key).tolist()))
     return groups(*next(self._rewards), ids=[p.id for p in prompts])
 
 
@@ -46,10 +42,11 @@ def refill(first, *more, refills=2):
   """Refills a round whose first groups have the rewards `first`."""
   worker = Worker(*more)
   job = types.SimpleNamespace(
-    config=ml_collections.ConfigDict(
-      {
-        'sample': {'refills': refills, 'temperature': 0.7},
-        'train': {'samples': 2},
+    config=examples.run_config(
+      **{
+        'sample.refills': refills,
+        'sample.temperature': 0.7,
+        'train.samples': 2,
       }
     ),
     refills={'a': itertools.repeat(prompts('p0', 'p7'))},

@@ -1,9 +1,12 @@
+import types
+
 import jax
 import msgspec
 import numpy as np
 import pytest
 
 from mrl_jax import records
+from mrl_jax.sampling import drawing
 from mrl_jax.training import evaluation
 from tests import examples
 
@@ -11,17 +14,15 @@ from tests import examples
 class Worker:
   """Solves a prompt with as many of its samples as the prompt's answer says."""
 
-  def __init__(self, log):
-    self.log = log
+  def __init__(self, name, device, log):
+    self.name, self.log = name, log
+    self.spec = types.SimpleNamespace(
+      mesh=types.SimpleNamespace(devices=np.array([device]))
+    )
 
-  def start_sampling(self, prompts, per_prompt, key, temperature):
-    self.log.append((len(prompts), per_prompt, key, temperature))
-    return prompts, per_prompt
-
-  def finish_sampling(self, sampling, run, round):
+  def sample(self, prompts, per_prompt, key, density, run, round, batch):
     assert (run, round) == ('evaluation', 0)
-    self.log.append('finish')
-    prompts, per_prompt = sampling
+    self.log.append((len(prompts), per_prompt, key, density, batch))
     return [
       [
         examples.rollout(
@@ -58,7 +59,7 @@ def evaluate(*names, prompts=PROMPTS):
   """The evaluations of these policies, and the calls of their workers."""
   log = []
   evaluations = evaluation.evaluate(
-    {name: Worker(log) for name in names},
+    {name: Worker(name, name, log) for name in names},
     prompts,
     CONFIG,
     {name: jax.random.key(i) for i, name in enumerate(names)},
@@ -93,17 +94,14 @@ def test_the_error_is_that_of_a_mean_over_prompts(of_x):
   assert alone['x'].error == {'all': None, 'a': None}
 
 
-def test_policies_sample_at_the_same_time_in_batches_of_one_shape():
+def test_every_policy_samples_all_prompts_with_a_key_of_its_own():
   evaluations, log = evaluate('x', 'y')
+  assert [*evaluations] == ['x', 'y']
   assert evaluations['x'].accuracy == evaluations['y'].accuracy
-  starts = [entry for entry in log if entry != 'finish']
-  # Two policies, and three batches, of which the last is filled up.
-  assert [(n, g, t) for n, g, _, t in starts] == [(2, 4, 0.5)] * 6
-  keys = {tuple(jax.random.key_data(key).tolist()) for _, _, key, _ in starts}
-  assert len(keys) == 6
-  for i in range(0, len(log), 4):
-    assert 'finish' not in log[i : i + 2]
-    assert log[i + 2 : i + 4] == ['finish', 'finish']
+  density = drawing.Density(temperature=0.5)
+  assert [(n, g, d, b) for n, g, _, d, b in log] == [(5, 4, density, 2)] * 2
+  keys = {tuple(jax.random.key_data(key).tolist()) for _, _, key, *_ in log}
+  assert len(keys) == 2
 
 
 def test_the_best_completions_solve_the_hardest_prompts(of_x):

@@ -61,7 +61,7 @@ def programs(lora=None, **changes):
 def test_programs_have_the_largest_shapes_of_a_round():
   found, _ = programs(**{'method.name': 'prp'})
   assert [*found] == [
-    'own gradient', 'peer gradient', 'update', 'sampling'
+    'own gradient', 'peer gradient', 'update', 'prefill', 'decoding'
   ]  # fmt: skip
   own, peer = (
     found[f'{part} gradient'].arguments[3] for part in ('own', 'peer')
@@ -70,8 +70,10 @@ def test_programs_have_the_largest_shapes_of_a_round():
   assert peer.tokens_BS.shape == (2, 8, 8 + 6)
   assert peer.weight_BT.shape == (2, 8, 6)
   # Six prompts are padded to eight, for four chips.
-  assert found['sampling'].arguments[2].shape == (8, 8)
-  assert found['sampling'].rows == 16
+  assert found['prefill'].arguments[3].shape == (8, 8)
+  assert found['prefill'].rows == found['decoding'].rows == 16
+  ring_BKRE = found['decoding'].arguments[2].cache[0].k_BKRE
+  assert ring_BKRE.shape[2] == 4
 
 
 @pytest.mark.parametrize(
@@ -116,12 +118,12 @@ def test_adapters_keep_a_copy_of_the_base_for_sampling():
   lora = Lora(rank=2, alpha=4.0, target_modules=('q_proj',))
   found, training = programs(lora=lora)
   frozen = programs_lib.chip_bytes(found['own gradient'].arguments[2])
-  copy = programs_lib.chip_bytes(found['sampling'].arguments[1])
+  copy = programs_lib.chip_bytes(found['decoding'].arguments[1])
   assert copy > 3 * frozen > 0  # Not sharded over four chips.
   for program in ('own gradient', 'update'):
     assert programs_lib.chip_bytes(found[program].beside) >= copy
   state = training.spec.abstract()
-  beside = programs_lib.chip_bytes(found['sampling'].beside)
+  beside = programs_lib.chip_bytes(found['decoding'].beside)
   assert beside == programs_lib.chip_bytes(state) + frozen
 
 

@@ -8,15 +8,14 @@ from mrl_jax import algorithms
 from mrl_jax import records
 from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.rewards import judge as judge_lib
+from mrl_jax.sampling import drawing
+from mrl_jax.sampling import sampler
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.thl import byte_tokenizer
-from mrl_jax.training import worker as worker_lib
 from tests import examples
 from tests import vocabularies
 from tests import workers
 
-# Three prompts, on four devices: whatever number of them is sampled at a time
-# is filled up to four, and one program is compiled for all tests.
 PROMPTS = [
   records.Prompt(id=f'p{i}', text=text, answer=f'gold {i}')
   for i, text in enumerate(('sort', 'max 1', 'a'))
@@ -24,26 +23,41 @@ PROMPTS = [
 SAMPLES = 3
 
 
-def start(prompts=PROMPTS, key=0):
-  return workers.worker().start_sampling(
-    prompts, SAMPLES, jax.random.key(key), 1.0
+def sample(prompts=PROMPTS, key=0, **density):
+  return workers.worker().sample(
+    prompts,
+    SAMPLES,
+    jax.random.key(key),
+    drawing.Density(**density),
+    run='run',
+    round=7,
   )
 
 
-def finish(sampling):
-  return workers.worker().finish_sampling(sampling, run='run', round=7)
+def completion(*ids, prompt=0, sample=0, stopped=False):
+  zeros = np.zeros(len(ids), np.float32)
+  return sampler.Completion(
+    prompt, sample, np.array(ids, np.int32), zeros, zeros, stopped
+  )
 
 
-def sample(prompts=PROMPTS):
-  return finish(start(prompts))
+@pytest.fixture
+def give(monkeypatch):
+  """Lets the sampler give these completions of the first prompt."""
+  worker = workers.worker()
 
+  def give(*completions):
+    built = []
 
-def sample_edited(edit):
-  """The first group, once `edit` has changed the samples of the device."""
-  sampling = start()
-  samples = jax.tree.map(np.array, jax.device_get(sampling.parts[0]))
-  edit(samples)
-  return finish(sampling._replace(parts=[samples]))[0]
+    def build(model, mesh, settings, *, prompts, context):
+      built.append((settings, prompts, context))
+      return lambda *_: iter([completions[:1], completions[1:]])
+
+    monkeypatch.setattr(sampler, 'Sampler', build)
+    monkeypatch.setattr(worker, '_sampler', worker._build_sampler)
+    return sample(PROMPTS[:1])[0], built
+
+  return give
 
 
 @pytest.fixture
@@ -91,53 +105,44 @@ def test_rollouts_carry_the_advantage_in_their_own_group():
   assert {-1, 1} <= signs
 
 
-def test_every_stop_token_ends_a_rollout(change, monkeypatch):
-  worker, other, built = workers.worker(), 0, []
-  start()
-  compiled = worker._sampler(SAMPLES, greedy=False)
+def test_every_stop_token_ends_a_rollout(change, give):
+  worker, other = workers.worker(), 0
   eos = worker.policy.tokenizer.eos_id
   tokenizer = byte_tokenizer.ByteTokenizer(
     vocabularies.copy(worker.policy.tokenizer), eos_id=eos, stop_ids=(other,)
   )
   change(tokenizer=tokenizer)
-  monkeypatch.setattr(worker, '_sampler', worker._build_sampler)
-  monkeypatch.setattr(
-    worker_lib.sampler,
-    'build',
-    lambda *_, stop_ids, **__: built.append(stop_ids) or compiled,
-  )
-
-  def stop_at_the_other(samples):
-    samples.tokens_BT[0, :3] = 40, 41, other
-    samples.length_B[0], samples.stopped_B[0] = 3, True
-
-  rollout, *_ = sample_edited(stop_at_the_other)
-  assert built == [(eos, other)]
+  (rollout,), built = give(completion(40, 41, other, stopped=True))
+  assert built[0][0].stop_ids == (eos, other)
   assert records.fault(rollout) is None
   assert (rollout.finish, rollout.ids[-1]) == ('stop', other)
   assert rollout.payload == tokenizer.decode([40, 41])
 
 
-def test_an_empty_completion_is_a_sound_rollout():
-  def stop_at_once(samples):
-    samples.tokens_BT[0] = workers.worker().policy.tokenizer.eos_id
-    samples.length_B[0], samples.stopped_B[0] = 1, True
+def test_rollouts_are_in_order_however_they_were_finished(give):
+  group, _ = give(
+    completion(42, sample=2), completion(40), completion(41, sample=1)
+  )
+  assert [r.ids.tolist() for r in group] == [[40], [41], [42]]
 
-  rollout, *_ = sample_edited(stop_at_once)
+
+def test_an_empty_completion_is_a_sound_rollout(give):
+  eos = workers.worker().policy.tokenizer.eos_id
+  (rollout,), _ = give(completion(eos, stopped=True))
   assert (rollout.payload, rollout.finish) == (b'', 'stop')
   assert records.fault(rollout) is None
 
 
 @pytest.mark.parametrize('mask_truncated', [True, False])
-def test_a_response_that_was_cut_off_may_be_masked(change, mask_truncated):
-  def stop_one_and_cut_one(samples):
-    samples.tokens_BT[0, 3] = workers.worker().policy.tokenizer.eos_id
-    samples.length_B[:2], samples.stopped_B[:2] = (4, 6), (True, False)
-
+def test_a_response_that_was_cut_off_may_be_masked(
+  change, give, mask_truncated
+):
   change(settings={'train.mask_truncated': mask_truncated})
-  stopped, cut, _ = sample_edited(stop_one_and_cut_one)
-  np.testing.assert_array_equal(stopped.mask, [True] * 4)
-  np.testing.assert_array_equal(cut.mask, [not mask_truncated] * 6)
+  (stopped, cut), _ = give(
+    completion(40, 1, stopped=True), completion(40, 41, 42, sample=1)
+  )
+  np.testing.assert_array_equal(stopped.mask, [True] * 2)
+  np.testing.assert_array_equal(cut.mask, [not mask_truncated] * 3)
 
 
 def test_all_completions_are_judged_in_one_call(change):
@@ -179,17 +184,28 @@ def ids(groups):
   return [rollout.ids.tolist() for group in groups for rollout in group]
 
 
-def test_rows_that_fill_up_the_mesh_change_no_completion():
-  assert ids(sample(PROMPTS[:2])) == ids(sample())[: 2 * SAMPLES]
-
-
-@pytest.mark.parametrize(('size', 'parts'), [(1, 3), (2, 2), (4, 1)])
-def test_sampling_in_parts_changes_no_completion(change, size, parts):
-  whole = sample()
+@pytest.mark.parametrize(('size', 'most'), [(0, 3), (2, 2), (9, 3)])
+def test_as_many_prompts_are_sampled_at_a_time_as_the_config_says(
+  change, give, size, most
+):
   change(settings={'sample.batch': size})
-  sampling = start()
-  assert len(sampling.parts) == parts
-  assert ids(finish(sampling)) == ids(whole)
+  worker = workers.worker()
+  _, built = give(completion(40))
+  worker.sample(PROMPTS, 1, jax.random.key(0), drawing.Density(), 'run', 7)
+  worker.sample(PROMPTS, 1, jax.random.key(0), drawing.Density(), 'run', 7, 1)
+  assert [prompts for _, prompts, _ in built] == [1, most, 1]
+
+
+def test_a_stop_string_ends_a_completion(change):
+  whole = sample()
+  text = whole[0][0].payload
+  assert len(text) > 2
+  change(settings={'sample.stop': (text[1:3].decode('latin-1'),)})
+  rollout, tokenizer = sample()[0][0], workers.worker().policy.tokenizer
+  assert rollout.finish == 'stop'
+  assert whole[0][0].payload.startswith(rollout.payload)
+  assert text[1:3] in rollout.payload
+  assert text[1:3] not in tokenizer.decode(rollout.ids[:-1])
 
 
 def test_scores_are_the_log_probabilities_of_the_sampler():
