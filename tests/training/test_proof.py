@@ -24,7 +24,6 @@ SMALL = {
   'train.prompts': 16,
   'train.samples': 2,
   'train.mini_batches': 2,
-  'train.row_multiple': 8,
   'train.micro_rows': 8,
   'eval.batch': 4,
   'eval.samples': 2,
