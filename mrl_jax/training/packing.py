@@ -271,7 +271,8 @@ def real_slots(
   for parts in mini_batches:
     for part, micro_batches in parts.items():
       for rows in micro_batches:
-        real[part] = real.get(part, 0) + np.count_nonzero(rows.row_BS)
+        tokens = int(np.count_nonzero(rows.row_BS))
+        real[part] = real.get(part, 0) + tokens
         every[part] = every.get(part, 0) + rows.row_BS.size
   return {part: real[part] / size for part, size in every.items()}
 
