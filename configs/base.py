@@ -58,6 +58,8 @@ def get_config() -> ml_collections.ConfigDict:
     head_dim=32,
     warm_start=(*('words/sub',) * 3, 'words/min', 'words/sort'),
   )
+  # A prompt and its answer have about 15 tokens.
+  config.train.packed_tokens = 64
   config.data.families = (
     'words/add',
     'words/sub',

@@ -14,7 +14,6 @@ _CHUNKS = flags.DEFINE_multi_integer(
   'memory: tokens whose logits are in memory; may be repeated.',
   1,
 )
-_PROMPT = 8  # Tokens.
 
 
 def run() -> bench_tools.Result:
@@ -53,17 +52,17 @@ def run() -> bench_tools.Result:
   grads = jax.eval_shape(update.build_zeros(model, mesh))
 
   def shape(length, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct((1, _ROWS.value, length), dtype)
+    return jax.ShapeDtypeStruct((_ROWS.value, length), dtype)
 
   length = _LENGTH.value
   micro_batch = objectives.PackedRows(
-    tokens_BS=shape(_PROMPT + length, jnp.int32),
-    valid_BS=shape(_PROMPT + length, bool),
-    old_logp_BT=shape(length),
-    advantage_B1=shape(1),
-    weight_BT=shape(length),
-    mask_BT=shape(length, bool),
-    chunk_BT=shape(length, jnp.int32),
+    tokens_BS=shape(length, jnp.int32),
+    row_BS=shape(length, jnp.int32),
+    old_logp_BS=shape(length),
+    advantage_BS=shape(length),
+    weight_BS=shape(length),
+    mask_BS=shape(length, bool),
+    chunk_BS=shape(length, jnp.int32),
     mini_batch_B1=shape(1),
   )
 

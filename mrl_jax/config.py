@@ -142,11 +142,6 @@ def check(config: ml_collections.ConfigDict) -> None:
     f'train.prompts = {config.train.prompts}',
   )
   require(
-    config.train.micro_rows % config.train.row_multiple == 0,
-    f'train.row_multiple = {config.train.row_multiple} does not divide '
-    f'train.micro_rows = {config.train.micro_rows}',
-  )
-  require(
     config.reward.overlong_tokens <= config.sample.max_tokens,
     f'reward.overlong_tokens = {config.reward.overlong_tokens} is more than '
     f'sample.max_tokens = {config.sample.max_tokens}',

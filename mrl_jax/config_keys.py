@@ -199,10 +199,12 @@ KEYS = {
   'train.prompts': Key(32, 'Prompts a round.', 1),
   'train.samples': Key(8, 'Samples a prompt: the group size.', 1),
   'train.mini_batches': Key(2, 'Updates a round.', 1),
-  # Bounds how often programs are compiled, as rows are padded to it.
-  'train.row_multiple': Key(32, 'Divides the rows of an update.', 1),
+  # Prompts and responses are packed, whole, into rows of the same length.
+  'train.packed_tokens': Key(
+    0, 'Tokens of a packed row; 0, or too few: the longest, at least 128.', 0
+  ),
   'train.micro_rows': Key(
-    512, 'Rows of one backward pass, at most; 0 is as many as fit.', 0
+    0, 'Packed rows of one backward pass; 0: by the memory.', 0
   ),
   'train.logit_chunk': Key(65536, 'Tokens whose logits are held at once.', 1),
   # Sampler and trainer differ by kernels and precision. 'auto' is the trainer for

@@ -145,8 +145,10 @@ class RoundMetrics(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
-  failed. `exchange`, `residuals` and `rescued_by` are by sender. `method` has
-  the metrics of one method only, such as GRAFT's median compatibility.
+  failed. `update_slots` has the shares of slots of own and of peers' packed rows
+  that have a token. `exchange`, `residuals` and `rescued_by` are by sender.
+  `method` has the metrics of one method only, such as GRAFT's median
+  compatibility.
   """
 
   round: Count
@@ -161,6 +163,7 @@ class RoundMetrics(_Struct):
   rollouts: Count | None = None
   rows_with_signal: Number = None
   grad_norm: Number = None
+  update_slots: dict[str, float] = {}
   own: Ratios = Ratios()
   peer: Ratios = Ratios()
   mismatch: Ratios = Ratios()

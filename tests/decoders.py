@@ -33,18 +33,21 @@ def decoder(family: str = 'llama', **changes) -> decoder_lib.Decoder:
   return nnx.merge(graphdef, *(nnx.map_state(random, part) for part in parts))
 
 
-def logits(decoder, tokens_BS, valid_BS=None) -> np.ndarray:
-  """Next-token logits [B, S, V] at every position, by one forward pass."""
-  if valid_BS is None:
-    valid_BS = np.ones(tokens_BS.shape, bool)
+def logits(decoder, tokens_BS, row_BS=None) -> np.ndarray:
+  """Next-token logits [B, S, V] at every position, by one forward pass.
+
+  `row_BS` has the ids of packed rows, or is True where tokens of one are.
+  """
+  if row_BS is None:
+    row_BS = np.ones(tokens_BS.shape, bool)
   graphdef, params = nnx.split(decoder)
-  return np.asarray(_logits(graphdef, params, tokens_BS, valid_BS))
+  return np.asarray(_logits(graphdef, params, tokens_BS, row_BS))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(graphdef, params, tokens_BS, valid_BS):
+def _logits(graphdef, params, tokens_BS, row_BS):
   decoder = nnx.merge(graphdef, params)
-  return decoder.logits(decoder(tokens_BS, valid_BS))
+  return decoder.logits(decoder(tokens_BS, row_BS))
 
 
 def mesh(*shape: int) -> Mesh:

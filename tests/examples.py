@@ -77,7 +77,7 @@ def round_shape(**changes) -> sizes.RoundShape:
     'prompt_tokens': 8,
     'response_tokens': 8,
     'logit_chunk': 64,
-    'row_multiple': 32,
+    'packed_tokens': 16,
   }
   return sizes.RoundShape(**{**fields, **changes})
 
@@ -264,7 +264,6 @@ def run_config(**changes) -> ml_collections.ConfigDict:
       'train.rounds': 3,
       'train.prompts': 8,
       'train.samples': 4,
-      'train.row_multiple': 16,
       'warm_start.steps': 20,
       'eval.prompts': 16,
       'eval.samples': 4,  # As in a round: one program samples for both.

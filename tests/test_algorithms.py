@@ -98,7 +98,7 @@ def packed(name, batch, **changes):
   (parts,) = packing.Packer(
     context=4,
     lengths={'own': 20, 'peer': 20},
-    train=examples.train(row_multiple=4, micro_rows=8),
+    train=examples.train(micro_rows=8),
     peer_average=method(name, **changes).peer_average,
   ).mini_batch_parts([np.ones(2, np.int32)] * 2, batch)
   return parts
@@ -153,21 +153,21 @@ def test_any_which_goes_with_any_how(which, how):
   assert len(prompts) == 1 or which == 'all' or demonstrates
 
 
-def evaluate(objective, logp_BT=None, rows=None):
+def evaluate(objective, logp_BS=None, rows=None):
   """An objective, on one row of two tokens by default."""
-  logp_BT = jnp.log(jnp.array([[0.5, 0.4]])) if logp_BT is None else logp_BT
-  return objective.function(logps.Scores(logp_BT), rows or one_row())
+  logp_BS = jnp.log(jnp.array([[0.5, 0.4]])) if logp_BS is None else logp_BS
+  return objective.function(logps.Scores(logp_BS), rows or one_row())
 
 
 def one_row():
   return objectives.PackedRows(
     tokens_BS=None,
-    valid_BS=None,
-    old_logp_BT=jnp.log(jnp.array([[0.25, 0.5]])),
-    advantage_B1=jnp.array([[1.0]]),
-    weight_BT=jnp.array([[0.5, 0.5]]),
-    chunk_BT=jnp.array([[0, 1]]),
-    mask_BT=jnp.array([[True, True]]),
+    row_BS=jnp.array([[1, 1]]),
+    old_logp_BS=jnp.log(jnp.array([[0.25, 0.5]])),
+    advantage_BS=jnp.array([[1.0, 1.0]]),
+    weight_BS=jnp.array([[0.5, 0.5]]),
+    chunk_BS=jnp.array([[0, 1]]),
+    mask_BS=jnp.array([[True, True]]),
     mini_batch_B1=jnp.zeros((1, 1)),
   )
 
@@ -175,12 +175,12 @@ def one_row():
 def test_gspo_on_responses_of_one_token_is_grpo():
   rows = dataclasses.replace(
     one_row(),
-    mask_BT=jnp.array([[True, False]]),
-    old_logp_BT=jnp.zeros((1, 2)),
+    mask_BS=jnp.array([[True, False]]),
+    old_logp_BS=jnp.zeros((1, 2)),
   )
-  logp_BT = jnp.log(jnp.array([[0.9, 1.0]]))
+  logp_BS = jnp.log(jnp.array([[0.9, 1.0]]))
   gspo, grpo = (
-    evaluate(method(name).objectives()['own'], logp_BT, rows)[0][0, 0]
+    evaluate(method(name).objectives()['own'], logp_BS, rows)[0][0, 0]
     for name in ('gspo', 'grpo')
   )
   np.testing.assert_allclose(gspo, grpo, rtol=1e-6)
@@ -211,9 +211,9 @@ def test_prp_with_an_identical_peer_is_grpo_with_groups_of_twice_the_size():
     np.testing.assert_array_equal(row.old_logp, expected.old_logp)
     np.testing.assert_array_equal(row.chunk, expected.chunk)
     assert row.advantage == pytest.approx(expected.advantage, rel=1e-6)
-  logp_BT = jnp.log(jnp.array([[0.27, 0.55]]))  # Inside clip and truncation.
+  logp_BS = jnp.log(jnp.array([[0.27, 0.55]]))  # Inside clip and truncation.
   peer, own = (
-    evaluate(method('prp').objectives()[part], logp_BT)[0]
+    evaluate(method('prp').objectives()[part], logp_BS)[0]
     for part in ('peer', 'own')
   )
   np.testing.assert_allclose(peer, own, rtol=1e-6)
@@ -336,8 +336,8 @@ def test_sgt_demonstrates_where_the_whole_group_fails():
   assert OWN.decode(row.ids) in (b'= 4', b'= 5')
   assert algorithms.rescues(context)['rescue_rate'] == 1.0
   # Lambda times the mean over its tokens, over both prompts of the batch.
-  weight_BT = packed('sgt', batch)['peer'].weight_BT
-  assert weight_BT.sum() == pytest.approx(0.1 / 2)
+  (rows,) = packed('sgt', batch)['peer']
+  assert rows.weight_BS.sum() == pytest.approx(0.1 / 2)
   peers = groups(((1, 1), (0, 0)), 'b')
   batch, context = learn('sgt', publishes('sgt', peers))
   assert list(batch.peer) == []
@@ -470,7 +470,7 @@ def test_refills_do_not_thin_out_the_rescues():
 def test_a_round_may_have_nothing_to_train_on():
   batch, _ = learn('hacpo', context={'kept': []}, kl_weight=0.1)
   assert list(batch.own) == list(batch.order) == []
-  assert not packed('hacpo', batch)['own'].weight_BT.any()
+  assert packed('hacpo', batch) == {'own': []}
 
 
 def test_a_reward_is_left_out_only_of_a_mean_that_it_is_in():

@@ -137,7 +137,6 @@ def test_every_key_is_explained_in_a_line(name):
   ('changes', 'message'),
   [
     ({'train.prompts': 9}, 'train.mini_batches = 2 does not divide'),
-    ({'train.micro_rows': 40}, 'train.row_multiple = 16 does not divide'),
     ({'reward.weights': (math.nan,)}, 'must be a finite number'),
     ({'reward.weights': (1.0, 2.0)}, 'give a weight for each function'),
     ({'reward.functions': (), 'reward.weights': ()}, 'and at least one'),

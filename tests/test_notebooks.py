@@ -31,7 +31,6 @@ SMALL = (
   '--config.train.prompts=8',
   '--config.train.samples=4',
   '--config.train.mini_batches=1',
-  '--config.train.row_multiple=16',
   '--config.warm_start.steps=0',
   '--config.eval.prompts=8',
   '--config.eval.samples=2',

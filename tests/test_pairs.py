@@ -29,7 +29,6 @@ SMALL = {
   'train.rounds': 1,
   'train.prompts': 4,
   'train.samples': 4,
-  'train.row_multiple': 8,
   'train.micro_rows': 8,
   'sample.max_prompt_tokens': 512,
   'sample.max_tokens': 8,

@@ -48,7 +48,8 @@ def worker() -> worker_lib.Worker:
     packer=packing.Packer(
       context=8,
       lengths={'own': 6, 'peer': 6},
-      train=examples.train(row_multiple=4, micro_rows=8),
+      ways=4,
+      train=examples.train(micro_rows=8, packed_tokens=16),
     ),
     key=jax.random.key(0),
     config=examples.run_config(**{'train.logit_chunk': 64}),

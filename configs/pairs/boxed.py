@@ -37,8 +37,6 @@ def get_config(paths):
 
   config.train.prompts = 128
   config.train.samples = 8
-  config.train.micro_rows = 0
-  config.train.row_multiple = 32
   config.train.logit_chunk = 8192
   config.mwra.tensor = 0
   config.train.optimizer.learning_rate = 1e-6

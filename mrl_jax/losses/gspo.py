@@ -8,6 +8,7 @@ def sequence_ratio(
   logp_BT: jax.Array,
   old_logp_BT: jax.Array,
   mask_BT: jax.Array,
+  row_BT: jax.Array,
   max_log_ratio: float | None = None,
 ) -> jax.Array:
   """The length-normalised ratio of a response, at each of its tokens.
@@ -28,6 +29,7 @@ def sequence_ratio(
       mean over the mask matters: if a peer with another vocabulary sampled, its
       mean over its own tokens is at every position (HACPO).
     mask_BT: False where a token does not count. If no token counts, s_i is 1.
+    row_BT: which response a token belongs to, in [0, T].
     max_log_ratio: bound of |log s_i|. It changes the value, and stops no
       gradient. None leaves s_i unbounded.
 
@@ -36,8 +38,16 @@ def sequence_ratio(
   """
   constant_BT = jax.lax.stop_gradient(logp_BT)
   difference_BT = jnp.where(mask_BT, constant_BT - old_logp_BT, 0.0)
-  length_B1 = jnp.maximum(mask_BT.sum(1, keepdims=True), 1)
-  log_ratio_B1 = difference_BT.sum(1, keepdims=True) / length_B1
+  length_BT = jnp.maximum(_sums(mask_BT.astype(jnp.float32), row_BT), 1)
+  log_ratio_BT = _sums(difference_BT, row_BT) / length_BT
   if max_log_ratio is not None:
-    log_ratio_B1 = jnp.clip(log_ratio_B1, -max_log_ratio, max_log_ratio)
-  return jnp.exp(log_ratio_B1) * jnp.exp(logp_BT - constant_BT)
+    log_ratio_BT = jnp.clip(log_ratio_BT, -max_log_ratio, max_log_ratio)
+  return jnp.exp(log_ratio_BT) * jnp.exp(logp_BT - constant_BT)
+
+
+def _sums(x_BT, row_BT):
+  """The sum over the response of each token, at each token."""
+  count = x_BT.shape[1] + 1
+  return jax.vmap(
+    lambda x_T, row_T: jax.ops.segment_sum(x_T, row_T, count)[row_T]
+  )(x_BT, row_BT)

@@ -6,11 +6,10 @@ platform and length, or by `ModelConfig.attention`:
   plain   rows of fewer than `LONG` tokens: holds the scores of all pairs of
           tokens, [S, S] for every head, in memory
   splash  TPU: the Pallas kernel that ships with jax
-  cudnn   GPU: cuDNN's kernel, for heads of at most 128 in bfloat16
+  cudnn   GPU: cuDNN's kernel, for heads of at most 128 in bfloat16; it reads a
+          mask [S, S] for every row of a batch (not for every head)
   blocks  otherwise: blocks of queries and keys in turn, see `blockwise`
 """
-
-import functools
 
 import jax
 from jax.experimental.pallas.ops.tpu import splash_attention
@@ -33,21 +32,22 @@ def causal(
   q_BHTE: jax.Array,
   k_BKTE: jax.Array,
   v_BKTE: jax.Array,
-  valid_BT: jax.Array,
+  row_BT: jax.Array,
   *,
   kind: str = 'auto',
   window: int = 0,
   scale: float,
   cap: float = 0,
 ) -> jax.Array:
-  """Attention of every token to itself and to the valid tokens before it.
+  """Attention of every token to itself and to those of its row before it.
 
   Args:
     q_BHTE: queries; head h has the keys and values of head h // (H / K).
     k_BKTE: keys.
     v_BKTE: values.
-    valid_BT: False at padding, where results are finite but mean nothing. The
-      valid tokens of a row are consecutive.
+    row_BT: i32, which of the rows that are packed together a token belongs to;
+      the tokens of a row are consecutive. 0 is padding, where results are finite
+      but mean nothing.
     kind: a name in `KINDS`, or 'auto'.
     window: how many tokens a token attends to, itself included; 0 is all.
     scale: multiplies scores.
@@ -56,7 +56,7 @@ def causal(
   Returns [B, H, T, E]. Scores and softmax are computed in float32.
   """
   kind = choose(kind, q_BHTE.shape, q_BHTE.dtype, cap)
-  return KINDS[kind](q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap)
+  return KINDS[kind](q_BHTE, k_BKTE, v_BKTE, row_BT, window, scale, cap)
 
 
 def choose(kind: str, shape: tuple[int, ...], dtype, cap: float) -> str:
@@ -107,20 +107,21 @@ def soft_cap(x, cap: float):
   return cap * jnp.tanh(x / cap) if cap else x
 
 
-def causal_mask(valid_BT, window: int = 0):
+def causal_mask(row_BT, window: int = 0):
   """Which tokens [B, T, S] of its row each token attends to.
 
-  valid 0 1 1 1, window 2  ->  0 0 0 0
-                               0 1 0 0
-                               0 1 1 0
-                               0 0 1 1
+  row 1 1 1 2 2, window 2  ->  1 0 0 0 0
+                               1 1 0 0 0
+                               0 1 1 0 0
+                               0 0 0 1 0
+                               0 0 0 1 1
   """
-  place_T = jnp.arange(valid_BT.shape[1])
+  place_T = jnp.arange(row_BT.shape[1])
   distance_TS = place_T[:, None] - place_T[None, :]
   mask_TS = distance_TS >= 0
   if window:
     mask_TS &= distance_TS < window
-  return mask_TS[None] & valid_BT[:, None, :]
+  return mask_TS[None] & (row_BT[:, :, None] == row_BT[:, None, :])
 
 
 def _grouped(q_BHTE, k_BKSE):
@@ -129,13 +130,13 @@ def _grouped(q_BHTE, k_BKSE):
   return q_BHTE.reshape(batch, k_BKSE.shape[1], -1, length, head_dim)
 
 
-def _plain(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
-  mask_BTS = causal_mask(valid_BT, window)
+def _plain(q_BHTE, k_BKTE, v_BKTE, row_BT, window, scale, cap):
+  mask_BTS = causal_mask(row_BT, window)
   return attend(q_BHTE, [(k_BKTE, v_BKTE)], mask_BTS, scale, cap)
 
 
-def _blocks(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
-  length = valid_BT.shape[1]
+def _blocks(q_BHTE, k_BKTE, v_BKTE, row_BT, window, scale, cap):
+  length = row_BT.shape[1]
   block = min(_CPU_BLOCK, length)
   whole = _multiple(length, block)
   q_BHTE, k_BKTE, v_BKTE = (_pad(x, whole) for x in (q_BHTE, k_BKTE, v_BKTE))
@@ -143,23 +144,22 @@ def _blocks(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
     _grouped(q_BHTE, k_BKTE),
     k_BKTE,
     v_BKTE,
-    jnp.pad(valid_BT, ((0, 0), (0, whole - length))),
+    jnp.pad(row_BT, ((0, 0), (0, whole - length))),
     blockwise.Settings(block, scale, window, cap),
   )
   return out_BKRTE.reshape(q_BHTE.shape)[:, :, :length]
 
 
-def _splash(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
+def _splash(q_BHTE, k_BKTE, v_BKTE, row_BT, window, scale, cap):
   """The TPU kernel, on each device's rows and heads; elsewhere interpreted."""
-  length = valid_BT.shape[1]
+  length = row_BT.shape[1]
   whole = _multiple(length, min(_BLOCK, _multiple(length, _LANES)))
   q_BHTE = (q_BHTE * scale).astype(q_BHTE.dtype)
   interpret = sharding.platform() != 'tpu'
 
-  def local(q_BHTE, k_BKTE, v_BKTE, valid_BT):
+  def local(q_BHTE, k_BKTE, v_BKTE, row_BT):
     kernel = _kernel(q_BHTE.shape[1], whole, window, cap, interpret)
-    ids_BT = valid_BT.astype(jnp.int32)
-    ids = splash_attention.SegmentIds(q=ids_BT, kv=ids_BT)
+    ids = splash_attention.SegmentIds(q=row_BT, kv=row_BT)
     return jax.vmap(kernel)(q_BHTE, k_BKTE, v_BKTE, ids)
 
   heads = PartitionSpec(sharding.ROWS, 'tensor')
@@ -167,7 +167,7 @@ def _splash(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
     local, (heads, heads, heads, PartitionSpec(sharding.ROWS)), heads
   )(
     *(_pad(x, whole) for x in (q_BHTE, k_BKTE, v_BKTE)),
-    jnp.pad(valid_BT, ((0, 0), (0, whole - length))),
+    jnp.pad(row_BT, ((0, 0), (0, whole - length))),
   )
   return out_BHTE[:, :, :length]
 
@@ -188,34 +188,18 @@ def _kernel(heads, length, window, cap, interpret):
 
 
 def _cudnn(
-  q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap, implementation='cudnn'
+  q_BHTE, k_BKTE, v_BKTE, row_BT, window, scale, cap, implementation='cudnn'
 ):
-  """CuDNN's kernel knows padding on the right: rows are rolled to the left."""
+  """CuDNN's kernel; the mask becomes a bias in the dtype of queries."""
   if cap:
     raise ValueError("attention 'cudnn' has no soft cap; choose 'blocks'")
-  first_B, count_B = jnp.argmax(valid_BT, 1), valid_BT.sum(1, dtype=jnp.int32)
   out_BTHE = jax.nn.dot_product_attention(
-    *(_roll(x.swapaxes(1, 2), -first_B) for x in (q_BHTE, k_BKTE, v_BKTE)),
+    *(x.swapaxes(1, 2) for x in (q_BHTE, k_BKTE, v_BKTE)),
+    mask=causal_mask(row_BT, window)[:, None],
     scale=scale,
-    is_causal=True,
-    query_seq_lengths=count_B,
-    key_value_seq_lengths=count_B,
-    local_window_size=(window - 1, 0) if window else None,
     implementation=implementation,
   )
-  return _roll(out_BTHE, first_B).swapaxes(1, 2)
-
-
-@jax.custom_vjp
-def _roll(x_BTHE, shift_B):
-  """Rolls the tokens of each row; jax would compute the gradient by a scatter."""
-  return jax.vmap(functools.partial(jnp.roll, axis=0))(x_BTHE, shift_B)
-
-
-_roll.defvjp(
-  lambda x_BTHE, shift_B: (_roll(x_BTHE, shift_B), shift_B),
-  lambda shift_B, d_BTHE: (_roll(d_BTHE, -shift_B), None),
-)
+  return out_BTHE.swapaxes(1, 2)
 
 
 def _multiple(n, of):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from mrl_jax.architecture import ModelConfig
 from mrl_jax.architecture import QK_NORMS
 from mrl_jax.models import attention
+from mrl_jax.models import blockwise
 from mrl_jax.models import cache as cache_lib
 from mrl_jax.models import modules
 from mrl_jax.models import rope
@@ -116,14 +117,15 @@ class Decoder(nnx.Module):
       None if config.tie_embeddings else modules.param(config, rngs, 'DV', 'D')
     )
 
-  def __call__(self, tokens_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
+  def __call__(self, tokens_BT: jax.Array, row_BT: jax.Array) -> jax.Array:
     """The normed hidden states [B, T, D] of rows.
 
     Args:
-      tokens_BT: token ids.
-      valid_BT: False at padding, before and after the tokens of a row.
+      tokens_BT: token ids of one or more rows, one after the other.
+      row_BT: which of them a token belongs to, 1, 2, ...; 0 at padding. A row
+        does not see the others.
     """
-    pattern, views = self.config.pattern, self._views(valid_BT)
+    pattern, views = self.config.pattern, self._views(row_BT)
     groups = self.config.num_layers // len(pattern)
     scanned = groups if self.config.num_layers >= _MANY and groups > 1 else 0
 
@@ -229,16 +231,17 @@ class Decoder(nnx.Module):
       for layer in dict.fromkeys(self.config.layers)
     }
 
-  def _views(self, valid_BT):
+  def _views(self, row_BT):
     """Rotary angles and attention, over whole rows, of every kind of layer."""
-    turns = self._turns(positions(valid_BT))
+    row_BT = row_BT.astype(jnp.int32)  # Of one row, where tokens are valid.
+    turns = self._turns(positions(row_BT))
 
     def attend(layer, q_BHTE, k_BKTE, v_BKTE):
       out_BHTE = attention.causal(
         q_BHTE,
         k_BKTE,
         v_BKTE,
-        valid_BT,
+        row_BT,
         kind=self.config.attention,
         window=layer.window,
         scale=self.config.score_scale,
@@ -276,12 +279,13 @@ class Decoder(nnx.Module):
     return attention.soft_cap(logits_BTV, self.config.logit_cap)
 
 
-def positions(valid_BT):
+def positions(row_BT):
   """Rotary positions, counted from the first token of each row.
 
-  valid 0 1 1  ->  positions 0 0 1
+  row 0 0 1 1 1 2 2 0  ->  positions 0 0 0 1 2 0 1 0
   """
-  return jnp.maximum(jnp.cumsum(valid_BT, 1) - 1, 0)
+  first_BT, _ = blockwise.runs(row_BT)
+  return jnp.arange(row_BT.shape[1])[None] - first_BT
 
 
 NO_PARAMS = nnx.State({})

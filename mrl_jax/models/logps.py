@@ -12,44 +12,48 @@ from mrl_jax.models import sharding
 class Scores(NamedTuple):
   """Log-probabilities and entropies of tokens under a policy."""
 
-  logp_BT: jax.Array  # f32, of each token, given all tokens before it.
+  logp_BS: (
+    jax.Array
+  )  # f32, of each token, given the tokens of its row before it.
   # f32, in nats, of the distribution that each token is drawn from; None if it
   # was not asked for.
-  entropy_BT: jax.Array | None = None
+  entropy_BS: jax.Array | None = None
 
 
 def response_scores(
   decoder: decoder_lib.Decoder,
   tokens_BS: jax.Array,
-  valid_BS: jax.Array,
-  length: int,
+  row_BS: jax.Array,
   chunk: int,
   entropy: bool = False,
   temperature: float = 1.0,
 ) -> Scores:
-  """Scores the last `length` tokens of every row; scores are 0 at padding.
+  """Scores every token but the first of its row; others have the score 0.
 
   Args:
     decoder: the policy.
-    tokens_BS: left-padded prompts, then right-padded responses.
-    valid_BS: False at padding.
-    length: T, the number of response positions.
+    tokens_BS: the tokens of one or more rows, one after the other.
+    row_BS: which of them a token belongs to, 1, 2, ...; 0 at padding.
     chunk: about the most tokens whose logits are in memory at once; the
       backward pass recomputes them.
     entropy: whether to compute entropies too.
     temperature: T of the scored policy, softmax(logits / T).
   """
-  hidden_BSD = decoder(tokens_BS, valid_BS)
+  hidden_BSD = decoder(tokens_BS, row_BS)
+  # Slot s has the score of the token in slot s + 1. The last one's is of no
+  # token: all slots together have a length that devices divide.
   scores = token_scores(
     decoder,
-    hidden_BSD[:, -length - 1 : -1],
-    tokens_BS[:, -length:],
+    hidden_BSD,
+    jnp.roll(tokens_BS, -1, axis=1),
     chunk,
     entropy,
     temperature,
   )
+  before_BS = jnp.pad(row_BS[:, :-1], ((0, 0), (1, 0)))
+  is_scored_BS = (row_BS == before_BS) & (row_BS > 0)
   return jax.tree.map(
-    lambda x_BT: jnp.where(valid_BS[:, -length:], x_BT, 0.0), scores
+    lambda x_BS: jnp.where(is_scored_BS, jnp.roll(x_BS, 1, axis=1), 0.0), scores
   )
 
 

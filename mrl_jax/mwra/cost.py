@@ -14,7 +14,8 @@ unmeasured.
 
 Seconds are a roofline, and so lower bounds: the largest of the times for
 operations, for bytes of memory and for bytes over links, by the figures of
-`chips`. Every response counts with all its positions.
+`chips`. Every prompt and response counts with all its positions, as if none were
+shorter: packed rows are as many as they can be.
 """
 
 import dataclasses
@@ -246,12 +247,12 @@ def _pass(model, shape, layout, chip, rows, length, name):
   sizes, state = sizes_lib.numbers(model), sizes_lib.state(model, shape, layout)
   data, fsdp, tensor = layout.train
   backward = name.endswith('gradient')
-  padded = shape.update_rows(rows)
-  micro = min(padded, layout.micro_rows)
+  packed = sizes_lib.multiple(shape.packed_rows(rows, length), data * fsdp)
+  micro = min(packed, layout.micro_rows)
   local = max(1, micro // (data * fsdp))
-  micros = math.ceil(padded / micro) * shape.mini_batches
-  whole = shape.prompt_tokens + length
-  tokens = local * whole  # Of a micro-batch.
+  micros = math.ceil(packed / micro) * shape.mini_batches
+  slots = shape.slots(length)
+  tokens = local * slots  # Of a micro-batch.
   size = DTYPE_BYTES[model.dtype]
   layers, head = sizes.layers * size, model.d_model * model.vocab_size
   trains = backward * (not model.lora)  # Whether matrices have gradients.
@@ -260,11 +261,11 @@ def _pass(model, shape, layout, chip, rows, length, name):
   arguments = state.trained + state.base + backward * state.grads
   stacked = sizes.scanned * layers / state.parts
   gathered = layers / model.num_layers / tensor
-  longest = math.ceil(length / tensor)
+  longest = math.ceil(slots / tensor)
   positions = min(max(1, shape.logit_chunk // micro), longest)
   logits = sizes_lib.FLOAT * positions * local * model.vocab_size
   at_head = head * size * (1 + _EMBEDDINGS / state.parts)
-  at_layer = _layer_bytes(model, local, whole, tensor)
+  at_layer = _layer_bytes(model, local, slots, tensor)
   if backward:
     saved = tokens * _saved(model, layout)
     at_layer += _GATHERED * gathered + trains * stacked
@@ -289,8 +290,10 @@ def _pass(model, shape, layout, chip, rows, length, name):
   passes = 1 + backward * (1 + (layout.remat == 'block')) + trains
   attentions = 1 + backward * (2 + (layout.remat != 'none'))
   products = tokens * passes * sizes.layers
+  # A token attends to its own row, not to all of the packed row.
+  whole = shape.prompt_tokens + length
   products += tokens * attentions * 2 * sizes_lib.attended(model, whole)
-  products += local * length * (1 + 2 * backward + trains) * head
+  products += tokens * (1 + 2 * backward + trains) * head
   # Weights are gathered for every pass over them but a recomputed one, and
   # gradients are scattered. Copies of weights sum their gradients.
   gathers, split = 1 + backward, fsdp * tensor
@@ -305,7 +308,14 @@ def _pass(model, shape, layout, chip, rows, length, name):
   return Phase(
     program=program,
     beside=state.resident - state.trained - state.base,
-    compute=micros * 2 * products / tensor / chip.flops,
+    # Half and quarter micro-batches have the rest.
+    compute=packed
+    / micro
+    * shape.mini_batches
+    * 2
+    * products
+    / tensor
+    / chip.flops,
     memory=micros * moved / chip.hbm_bandwidth,
     links=micros * links / chip.link_bandwidth,
   )

@@ -16,6 +16,7 @@ SHARE = 0.94
 # Weights are replicated over a data axis, and sampling gets a larger tensor axis,
 # if that saves more than this share of the time.
 _WORTH = 0.02
+_PARTS = 4  # The smallest micro-batch is this part of the largest.
 # Dimensions of a model that are sharded over the tensor axis.
 SPLIT = ('num_heads', 'num_kv_heads', 'd_ff', 'vocab_size')
 
@@ -138,7 +139,6 @@ def _train_meshes(model, shape, devices, choices):
       if (
         rows % data == 0
         and model.d_model % (rows // data) == 0
-        and shape.row_multiple % rows == 0
         and any(_micro_rows(shape, (data, rows // data), choices.micro_rows))
       ):
         yield data, rows // data, tensor
@@ -156,13 +156,14 @@ def _micro_rows(shape, train, fixed):
   ways = train[0] * train[1]
   if fixed:
     return [fixed] if fixed % ways == 0 else []
-  whole = shape.update_rows(shape.prompts * shape.samples)
-  return [
-    rows
-    for rows in range(whole, 0, -ways)
-    if whole % rows == 0
-    and (rows % shape.row_multiple == 0 or shape.row_multiple % rows == 0)
-  ]
+  # A mini-batch is cut into these, halves and quarters (`training/packing.py`).
+  # Responses are shorter than they can be: of much larger micro-batches, much
+  # would be padding.
+  most = shape.packed_rows(shape.prompts * shape.samples, shape.response_tokens)
+  sizes = [ways]
+  while 2 * sizes[0] <= max(_PARTS * ways, most // _PARTS):
+    sizes.insert(0, 2 * sizes[0])
+  return sizes
 
 
 def _batches(shape, fixed):

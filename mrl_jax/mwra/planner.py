@@ -182,8 +182,8 @@ def _no_fit(name, model, shape, topology, chip, choices):
     sizes = ', '.join(map(str, topology.sizes()))
     return (
       f'policy {name} has no layout on {sizes} devices. Sizes of the data and '
-      'fsdp axes together must divide '
-      f'train.row_multiple = {shape.row_multiple}, that of the fsdp axis '
+      f'fsdp axes together must divide train.micro_rows = {choices.micro_rows} '
+      'unless it is 0, that of the fsdp axis '
       f'd_model = {model.d_model}, and of the tensor axis '
       + ', '.join(
         f'{field} = {getattr(model, field)}' for field in layouts.SPLIT

@@ -11,6 +11,7 @@ from mrl_jax.architecture import DTYPE_BYTES
 from mrl_jax.architecture import ModelConfig
 
 FLOAT = 4  # Bytes of a float32 gradient, moment or adapter.
+LEAST_PACKED = 128  # Slots of a packed row, unless the config asks for others.
 
 # As in the modules of the device half, which cannot be imported here.
 SCANNED = 8  # Layers from which on they are scanned over: models/decoder.py.
@@ -34,7 +35,7 @@ class RoundShape:
   response_tokens: int  # T, padding included.
   peer_tokens: int = 0  # T of peers' rows.
   logit_chunk: int  # Tokens whose logits are in memory at once.
-  row_multiple: int = 1  # Divides the rows of an update.
+  packed_tokens: int = 0  # As `train.packed_tokens` of the config.
   moment_bytes: float = 2 * FLOAT  # Optimizer state per trained parameter.
   # Whether the optimizer gathers the matrices of layers, as Muon does.
   whole_matrices: bool = False
@@ -45,9 +46,14 @@ class RoundShape:
     """The most prompts that are sampled together."""
     return max(self.prompts, self.evaluated[0])
 
-  def update_rows(self, rows: int) -> int:
-    """Rows of a mini-batch, padded, of so many rows of a round."""
-    return multiple(math.ceil(rows / self.mini_batches), self.row_multiple)
+  def slots(self, length: int) -> int:
+    """S, the tokens of a packed row of rows with `length` response tokens."""
+    return packed_slots(self.prompt_tokens + length, self.packed_tokens)
+
+  def packed_rows(self, rows: int, length: int) -> int:
+    """Packed rows of a mini-batch, at most, of so many rows of a round."""
+    each = self.slots(length) // (self.prompt_tokens + length)
+    return math.ceil(math.ceil(rows / self.mini_batches) / each)
 
 
 class Layout(NamedTuple):
@@ -55,7 +61,8 @@ class Layout(NamedTuple):
 
   train: tuple[int, int, int]  # Sizes of the mesh axes (data, fsdp, tensor).
   decode: tuple[int, int, int]  # Of the same devices while sampling; fsdp is 1.
-  micro_rows: int  # Rows of one forward and backward pass, on all devices.
+  # Packed rows of one forward and backward pass, on all devices.
+  micro_rows: int
   sample_batch: int  # Prompts sampled at a time.
   remat: str  # What the backward pass recomputes, see `ModelConfig.remat`.
 
@@ -177,6 +184,11 @@ def rings(length: int) -> list[int]:
   """As `sampler.rings`, the numbers of tokens that caches have room for."""
   staged = length >= STAGED
   return [length // 4, length // 2, length] if staged else [length]
+
+
+def packed_slots(longest: int, asked: int) -> int:
+  """The slots of a packed row; `asked` is `train.packed_tokens` of the config."""
+  return multiple(max(longest, asked or LEAST_PACKED), 8)
 
 
 def multiple(n: int, of: int) -> int:

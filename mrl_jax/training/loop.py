@@ -25,6 +25,7 @@ from mrl_jax.training import dynamic_sampling
 from mrl_jax.training import evaluation
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
+from mrl_jax.training import packing
 from mrl_jax.training import parallel
 from mrl_jax.training import planning
 from mrl_jax.training import pretrained
@@ -178,7 +179,7 @@ def play_round(
   complete, round = recorder.start(job), progress.rounds
   prompts = next(job.batches)
   groups = sample(job, prompts, round)
-  contexts, batches, scored, updates = {}, {}, {}, {}
+  contexts, batches, scored, updates, real_slots = {}, {}, {}, {}, {}
   for name, worker in job.workers.items():
     with job.watch('sampling'):
       key = _key(worker, _REFILL, round)
@@ -189,6 +190,7 @@ def play_round(
     with job.watch('batches'):
       batches[name] = job.method.batch(contexts[name])
       mini_batches = worker.pack(sampled.prompts, batches[name])
+      real_slots[name] = packing.real_slots(mini_batches)
     with job.watch('scoring'):
       scored[name] = worker.rescore(mini_batches)
     with job.watch('updates'):
@@ -203,6 +205,7 @@ def play_round(
     result = statistics.round_metrics(
       name, round, groups[name], context, batches[name], updates[name]
     )
+    result = msgspec.structs.replace(result, update_slots=real_slots[name])
     if not math.isfinite(result.grad_norm):
       raise FloatingPointError(
         f'round {round}: the gradient of {name} is {result.grad_norm}. The last '

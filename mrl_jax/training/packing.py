@@ -1,14 +1,21 @@
-"""Packs training rows into the arrays of an update."""
+"""Packs training rows into the arrays of an update.
 
-from collections.abc import Mapping, Sequence
+Responses have uneven lengths. Rows, each a prompt and its response, are put one
+after the other into packed rows of a fixed number of slots, and packed rows are
+cut into micro-batches of few sizes. So programs are compiled for few shapes, and
+most of their slots have a token.
+"""
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
-import math
 
 import jax
 import ml_collections
 import numpy as np
 
+from mrl_jax.mwra import sizes as sizes_lib
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.update import objectives
 
@@ -46,6 +53,7 @@ class Packer:
   # longer in the learner's tokens than its own can be.
   lengths: Mapping[str, int]
   train: ml_collections.ConfigDict  # `config.train`
+  ways: int = 1  # Devices that rows are sharded over; divides micro-batches.
   peer_average: str = 'joint'  # A name in `PEER_AVERAGES`.
   # Whether own rows of zero advantage have a gradient too, from a KL penalty or
   # an entropy bonus.
@@ -54,8 +62,8 @@ class Packer:
 
   def mini_batch_parts(
     self, prompt_ids: Sequence[np.ndarray], batch: rows_lib.Batch
-  ) -> list[dict[str, objectives.PackedRows]]:
-    """Packs own and peer rows of every mini-batch.
+  ) -> list[dict[str, list[objectives.PackedRows]]]:
+    """Packs own and peer rows of every mini-batch into micro-batches.
 
     Prompts are taken in the order of the batch; the rows of a prompt stay
     together. Rows without gradient are not packed, but still count in the
@@ -101,84 +109,172 @@ class Packer:
         and np.any(row.weight)
       ]
       if live or name == 'own':  # An update without signal is still a step.
-        packed[name] = self.pack(prompt_ids, live, self.lengths[name], m)
+        packed[name] = self.pack(prompt_ids, live, name, m)
     return packed
 
   def pack(
     self,
     prompt_ids: Sequence[np.ndarray],
     weighed: Sequence[tuple[rows_lib.Row, float]],
-    length: int,
+    part: str,
     mini_batch: int = 0,
-  ) -> objectives.PackedRows:
-    """Pads rows into stacked micro-batches.
+  ) -> list[objectives.PackedRows]:
+    """Packs rows into micro-batches; see `objectives.PackedRows`.
 
-    With C = 3 and T = 4, the prompt [5, 6] and the response [7, 8, 0]:
-
-      tokens_BS  0 5 6 7 8 0 0      valid_BS  0 1 1 1 1 1 0
-
-    `weighed` has rows and the averaging weight of the tokens of each, `length`
-    is T, and `mini_batch` the index of their mini-batch in the round.
+    `weighed` has rows and the averaging weight of the tokens of each, `part` is
+    'own' or 'peer', and `mini_batch` the index of their mini-batch in the round.
     """
-    size = self._size(len(weighed))
+    slots = self.slots(part)
+    places = self._places(prompt_ids, [row for row, _ in weighed], part)
+    sizes = self._sizes(1 + max((b for b, _ in places), default=-1))
     arrays = {
-      name: np.zeros((size, width), dtype)
-      for name, (width, dtype) in self._columns(length).items()
+      name: np.zeros((sum(sizes), width), dtype)
+      for name, (width, dtype) in self._columns(slots).items()
     }
     arrays['mini_batch_B1'][:] = mini_batch
-    for b, (row, weight) in enumerate(weighed):
-      prompt, n = prompt_ids[row.prompt], len(row.ids)
-      first = self.context - len(prompt)
-      arrays['tokens_BS'][b, first : self.context] = prompt
-      arrays['tokens_BS'][b, self.context : self.context + n] = row.ids
-      arrays['valid_BS'][b, first : self.context + n] = True
-      arrays['old_logp_BT'][b, :n] = row.old_logp
-      arrays['advantage_B1'][b] = row.advantage
-      arrays['weight_BT'][b, :n] = weight * row.weight * row.mask
-      arrays['mask_BT'][b, :n] = row.mask
-      arrays['chunk_BT'][b, :n] = row.chunk
+    ids = np.zeros(sum(sizes), np.int32)
+    placed = zip(places, weighed, strict=True)
+    for (b, first), (row, weight) in sorted(placed, key=lambda pair: pair[0]):
+      prompt = prompt_ids[row.prompt]
+      start, end = first + len(prompt), first + len(prompt) + len(row.ids)
+      ids[b] += 1
+      arrays['row_BS'][b, first:end] = ids[b]
+      arrays['tokens_BS'][b, first:start] = prompt
+      for name, values in (
+        ('tokens', row.ids),
+        ('old_logp', row.old_logp),
+        ('advantage', row.advantage),
+        ('weight', weight * row.weight * row.mask),
+        ('mask', row.mask),
+        ('chunk', start + row.chunk),
+      ):
+        arrays[f'{name}_BS'][b, start:end] = values
       if self.reference and row.reference_logp is not None:
-        arrays['reference_logp_BT'][b, :n] = row.reference_logp
+        arrays['reference_logp_BS'][b, start:end] = row.reference_logp
+    return [
+      objectives.PackedRows(
+        **{name: x[end - size : end] for name, x in arrays.items()}
+      )
+      for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]
+
+  def unpack(
+    self,
+    prompt_ids: Sequence[np.ndarray],
+    rows: Sequence[rows_lib.Row],
+    part: str,
+    values: Sequence[np.ndarray],
+  ) -> list[np.ndarray]:
+    """The values [T] of each row's response, of all its packed rows' [B, S]."""
+    values_BS, found = np.concatenate(values), []
+    places = self._places(prompt_ids, rows, part)
+    for (b, first), row in zip(places, rows, strict=True):
+      start = first + len(prompt_ids[row.prompt])
+      found.append(values_BS[b, start : start + len(row.ids)])
+    return found
+
+  def slots(self, part: str) -> int:
+    """S, the slots of a packed row of a part: the longest row fits."""
+    longest = self.context + self.lengths[part]
+    return sizes_lib.packed_slots(longest, self.train.packed_tokens)
+
+  def part(
+    self, prompt_ids: Sequence[np.ndarray], rows: Iterable[rows_lib.Row]
+  ) -> str:
+    """The part with the shortest packed rows that all of the rows fit in."""
+    longest = max(len(prompt_ids[row.prompt]) + len(row.ids) for row in rows)
+    fits = [part for part in self.lengths if self.slots(part) >= longest]
+    return min(fits, key=self.slots)
+
+  def abstract(
+    self, count: int, part: str
+  ) -> tuple[objectives.PackedRows, int]:
+    """Shapes and dtypes of the largest micro-batch of so many rows.
+
+    And the number of micro-batches, if all rows are as long as they can be.
+    """
+    slots = self.slots(part)
+    each = slots // (self.context + self.lengths[part])
+    sizes = self._sizes(max(1, -(-count // each)))
+    rows = objectives.PackedRows(
+      **{
+        name: jax.ShapeDtypeStruct((sizes[0], width), dtype)
+        for name, (width, dtype) in self._columns(slots).items()
+      }
+    )
+    return rows, len(sizes)
+
+  def _places(self, prompt_ids, rows, part):
+    """The packed row, and the slot, at which each row begins."""
+    lengths = [len(prompt_ids[row.prompt]) + len(row.ids) for row in rows]
+    return places(lengths, self.slots(part))
+
+  def _sizes(self, count) -> list[int]:
+    """The sizes of the micro-batches that so many packed rows are cut into.
+
+    A size is `train.micro_rows`, half or a quarter of it. With sizes 16, 8 and 4
+    as little padding as possible, and then as few micro-batches:
+
+      27 packed rows  ->  16 8 4
+    """
     micro = self.train.micro_rows
-    return objectives.PackedRows(
-      **{
-        name: x.reshape(-1, min(len(x), micro), x.shape[1])
-        for name, x in arrays.items()
-      }
-    )
+    sizes = [micro // k for k in (1, 2, 4) if micro % (k * self.ways) == 0]
+    left, found = sizes_lib.multiple(count, sizes[-1]), []
+    for size in sizes:
+      found += [size] * (left // size)
+      left %= size
+    return found
 
-  def abstract(self, count: int, length: int) -> objectives.PackedRows:
-    """Shapes and dtypes of what `pack` makes of `count` rows."""
-    size = self._size(count)
-    micro = min(size, self.train.micro_rows)
-    return objectives.PackedRows(
-      **{
-        name: jax.ShapeDtypeStruct((size // micro, micro, width), dtype)
-        for name, (width, dtype) in self._columns(length).items()
-      }
-    )
-
-  def _size(self, count) -> int:
-    """The rows that `count` are padded to: few sizes, so few compilations."""
-    multiple, micro = self.train.row_multiple, self.train.micro_rows
-    size = max(1, math.ceil(count / multiple)) * multiple
-    return math.ceil(size / micro) * micro if size > micro else size
-
-  def _columns(self, length) -> dict[str, tuple[int, type]]:
+  def _columns(self, slots) -> dict[str, tuple[int, type]]:
     """The second dimension and the dtype of every array."""
     columns = {
-      'tokens_BS': (self.context + length, np.int32),
-      'valid_BS': (self.context + length, bool),
-      'old_logp_BT': (length, np.float32),
-      'advantage_B1': (1, np.float32),
-      'weight_BT': (length, np.float32),
-      'mask_BT': (length, bool),
-      'chunk_BT': (length, np.int32),
+      'tokens_BS': (slots, np.int32),
+      'row_BS': (slots, np.int32),
+      'old_logp_BS': (slots, np.float32),
+      'advantage_BS': (slots, np.float32),
+      'weight_BS': (slots, np.float32),
+      'mask_BS': (slots, bool),
+      'chunk_BS': (slots, np.int32),
       'mini_batch_B1': (1, np.float32),
     }
     if self.reference:
-      columns['reference_logp_BT'] = (length, np.float32)
+      columns['reference_logp_BS'] = (slots, np.float32)
     return columns
+
+
+def places(lengths: Sequence[int], slots: int) -> list[tuple[int, int]]:
+  """The packed row, and the first slot, of rows with these lengths.
+
+  Best-fit decreasing: the longest row first, each goes where the least room is
+  left that it fits in. With four slots:
+
+    lengths 1 2 3 2  ->  places (0, 3) (1, 0) (0, 0) (1, 2)
+  """
+  found, free, count = [(0, 0)] * len(lengths), [], 0
+  for i in np.argsort([-n for n in lengths], kind='stable').tolist():
+    length = lengths[i]
+    fit = bisect.bisect_left(free, (length,))
+    if fit < len(free):
+      room, b = free.pop(fit)
+    else:
+      room, b, count = slots, count, count + 1
+    found[i] = b, slots - room
+    bisect.insort(free, (room - length, b))
+  return found
+
+
+def real_slots(
+  mini_batches: Iterable[Mapping[str, Sequence[objectives.PackedRows]]],
+) -> dict[str, float]:
+  """The share of slots that have a token, by part."""
+  real, every = {}, {}
+  for parts in mini_batches:
+    for part, micro_batches in parts.items():
+      for rows in micro_batches:
+        tokens = int(np.count_nonzero(rows.row_BS))
+        real[part] = real.get(part, 0) + tokens
+        every[part] = every.get(part, 0) + rows.row_BS.size
+  return {part: real[part] / size for part, size in every.items()}
 
 
 def _trained(row: rows_lib.Row) -> int:

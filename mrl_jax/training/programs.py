@@ -26,7 +26,7 @@ class Program(NamedTuple):
   arguments: tuple
   mesh: jax.sharding.Mesh
   rows: int = 0  # Of a micro-batch, over the whole mesh.
-  micro_batches: int = 1  # One after another, in one execution.
+  micro_batches: int = 1  # Of an update, at most: one an execution.
   # Trees that are in memory while it runs, but are no arguments of it.
   beside: tuple = ()
 
@@ -39,8 +39,8 @@ def build(
 ) -> list[Program]:
   """The programs of a policy's round, with its largest shapes.
 
-  With the rows of a mini-batch, gradients of own and of peers' rows, the
-  optimizer's step, and scores; then the sampler. `peer_rows` is the most rows of
+  With a micro-batch, gradients of own and of peers' rows, the optimizer's step,
+  and scores; then the sampler. `peer_rows` is the most rows of
   peers in a round.
   """
   spec, packer, train = training.spec, training.packer, config.train
@@ -58,14 +58,13 @@ def build(
   beside = (state.opt_state, state.reference, copied)
 
   def over_rows(name, part, function, *arguments):
-    rows = packer.abstract(counts[part], packer.lengths[part])
-    micro_batches, micro_rows = rows.tokens_BS.shape[:2]
+    rows, micro_batches = packer.abstract(counts[part], part)
     return Program(
       f'{part} {name}',
       function,
       (*arguments, state.params, frozen, rows),
       mesh,
-      micro_rows,
+      len(rows.tokens_BS),
       micro_batches,
       beside,
     )

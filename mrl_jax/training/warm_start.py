@@ -93,9 +93,7 @@ class Trainer:
       ids = np.append(ids, np.int32(policy.tokenizer.eos_id))
       rows.append(rows_lib.demonstration(i, ids))
     weight = 1 / sum(len(row.ids) for row in rows)
-    packed = packer.pack(
-      prompt_ids, [(row, weight) for row in rows], packer.lengths['own']
-    )
+    packed = packer.pack(prompt_ids, [(row, weight) for row in rows], 'own')
     self.state, statistics = self._update(
       self.state, {'own': packed}, self._worker.frozen
     )
@@ -151,9 +149,8 @@ def cache_name(
     'template': dataclasses.asdict(worker.policy.template),
     # These decide the order of sums, and with it their rounding.
     'shapes': [
-      packer.context,
-      packer.lengths['own'],
-      config.train.row_multiple,
+      'packed rows',
+      packer.slots('own'),
       packer.train.micro_rows,
       config.train.logit_chunk,
     ],

@@ -29,8 +29,8 @@ from mrl_jax.update import objectives as objectives_lib
 from mrl_jax.update import state as state_lib
 from mrl_jax.update import update
 
-# Packed rows, own and peers', by the name of their objective.
-MiniBatch = dict[str, objectives_lib.PackedRows]
+# Micro-batches of own and of peers' rows, by the name of their objective.
+MiniBatch = dict[str, list[objectives_lib.PackedRows]]
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -158,14 +158,21 @@ class Worker:
     nothing if the sampler's are to be used. The device may still be working on
     the log-probabilities that this returns.
     """
-    logps = []
+    logps, place = [], sharding.rows(self.spec.mesh)
     for parts in mini_batches[1:] if self.rescores else ():
-      with jax.set_mesh(self.spec.mesh):
-        logp = self._score(self.state.params, self.frozen, parts['own'])
-      logp = jax.device_put(logp, sharding.rows(self.spec.mesh, 1))
-      parts['own'] = dataclasses.replace(parts['own'], old_logp_BT=logp)
-      logps.append(logp)
+      own = parts['own']
+      scores = self._scores(self.state.params, own)
+      scores = [jax.device_put(logp_BS, place) for logp_BS in scores]
+      parts['own'] = [
+        dataclasses.replace(rows, old_logp_BS=logp_BS)
+        for rows, logp_BS in zip(own, scores, strict=True)
+      ]
+      logps += scores
     return logps
+
+  def _scores(self, params, micro_batches) -> list[jax.Array]:
+    with jax.set_mesh(self.spec.mesh):
+      return [self._score(params, self.frozen, rows) for rows in micro_batches]
 
   def update(
     self, mini_batches: Sequence[MiniBatch]
@@ -189,17 +196,12 @@ class Worker:
     """Log-probabilities of each row by the policy or its reference, f32 [T]."""
     if not rows:
       return []
-    # Own rows fit the shorter shape; peers' responses may be longer.
-    longest = max(len(row.ids) for row in rows)
-    length = min(n for n in self.packer.lengths.values() if n >= longest)
     prompt_ids = [self.policy.prompt_ids(prompt) for prompt in prompts]
-    weighed = [(row, 1.0) for row in rows]
-    packed = self.packer.pack(prompt_ids, weighed, length)
+    part = self.packer.part(prompt_ids, rows)
+    packed = self.packer.pack(prompt_ids, [(row, 1.0) for row in rows], part)
     params = self.state.reference if reference else self.state.params
-    with jax.set_mesh(self.spec.mesh):
-      logp_MBT = jax.device_get(self._score(params, self.frozen, packed))
-    logp_BT = logp_MBT.reshape(-1, length)
-    return [logp_BT[b, : len(row.ids)] for b, row in enumerate(rows)]
+    scores = jax.device_get(self._scores(params, packed))
+    return self.packer.unpack(prompt_ids, rows, part, scores)
 
   def judge_responses(
     self,

@@ -1,6 +1,6 @@
 """One update of a policy: pure, `state, parts -> state`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 
@@ -26,12 +26,14 @@ def build(
 ):
   """Builds `update(state, parts, frozen) -> (state, statistics)`.
 
-  Each part's gradient is compiled by itself, so that the numbers of shapes of
-  the parts add up rather than multiply. With one part the update is that of
-  this part, bit for bit, whatever other objectives there are.
+  Each part's gradient is compiled by itself, once for each shape of its
+  micro-batches, so that the numbers of shapes of the parts add up rather than
+  multiply. With one part the update is that of this part, bit for bit, whatever
+  other objectives there are.
 
-  It consumes the `TrainState`. `parts` has `PackedRows` in stacked micro-batches
-  by the names of `objectives`, and `frozen` the parameters under adapters.
+  It consumes the `TrainState`. `parts` has micro-batches by the names of
+  `objectives`, and `frozen` the parameters under adapters. A part without
+  micro-batches is skipped: an update without any signal is still a step.
   Statistics are those of the objectives, by 'part/name', with 'grad_norm'. The
   logits of `logit_chunk` tokens are in memory at once. The policy is
   softmax(logits / temperature).
@@ -47,19 +49,33 @@ def build(
 
   def update(
     state: state_lib.TrainState,
-    parts: Mapping[str, objectives_lib.PackedRows],
+    parts: Mapping[str, Sequence[objectives_lib.PackedRows]],
     frozen: nnx.State = decoder.NO_PARAMS,
   ):
     statistics = {}
     with jax.set_mesh(spec.mesh):
       grads = zeros()
-      for name, rows in parts.items():
-        grads, sums = gradients[name](grads, state.params, frozen, rows)
-        statistics |= {f'{name}/{key}': value for key, value in sums.items()}
+      for name, micro_batches in parts.items():
+        sums = None
+        for rows in micro_batches:
+          grads, more = gradients[name](grads, state.params, frozen, rows)
+          sums = _joined(sums, more) if sums else more
+        statistics |= {f'{name}/{key}': x for key, x in (sums or {}).items()}
       state, statistics['grad_norm'] = apply(state, grads)
     return state, statistics
 
   return update
+
+
+@jax.jit
+def _joined(sums, more):
+  """Statistics of two micro-batches together: sums, or maxima of 'max_...'."""
+  return {
+    name: jnp.maximum(x, more[name])
+    if name.startswith('max_')
+    else x + more[name]
+    for name, x in sums.items()
+  }
 
 
 def build_zeros(model: ModelConfig, mesh: Mesh):
@@ -101,37 +117,26 @@ def build_gradient(
 ):
   """Jits `gradient(grads, params, frozen, rows) -> (grads, statistics)`.
 
-  It adds the gradients of a part, one micro-batch after another, to `grads`,
-  which it consumes.
+  It adds the gradients of a micro-batch to `grads`, which it consumes.
   """
   graphdef, *parts = decoder.abstract(model)
   places = [sharding.params(part, mesh) for part in parts]
 
   def gradient(grads, params, frozen, rows: objectives_lib.PackedRows):
-    def loss(params, micro):
+    def loss(params):
       network = nnx.merge(graphdef, params, frozen)
       scores = _scores(
-        network, micro, logit_chunk, temperature, objective.reads_entropy
+        network, rows, logit_chunk, temperature, objective.reads_entropy
       )
-      objective_BT, statistics = objective.function(scores, micro)
-      return -jnp.sum(micro.weight_BT * objective_BT), statistics
+      objective_BS, statistics = objective.function(scores, rows)
+      return -jnp.sum(rows.weight_BS * objective_BS), statistics
 
-    def accumulate(grads, micro):
-      (value, sums), micro_grads = jax.value_and_grad(loss, has_aux=True)(
-        params, micro
-      )
-      grads = optax.tree_utils.tree_add(grads, micro_grads)
-      return grads, {'loss': value, **sums}
-
-    grads, by_micro = jax.lax.scan(accumulate, grads, rows)
-    return grads, {
-      name: x_M.max(0) if name.startswith('max_') else x_M.sum(0)
-      for name, x_M in by_micro.items()
-    }
+    (value, sums), more = jax.value_and_grad(loss, has_aux=True)(params)
+    return optax.tree_utils.tree_add(grads, more), {'loss': value, **sums}
 
   return jax.jit(
     gradient,
-    in_shardings=(places[0], *places, sharding.rows(mesh, 1)),
+    in_shardings=(places[0], *places, sharding.rows(mesh)),
     out_shardings=(places[0], sharding.replicated(mesh)),
     donate_argnums=0,
     compiler_options=sharding.compiler_options(mesh),
@@ -141,32 +146,27 @@ def build_gradient(
 def build_scorer(
   model: ModelConfig, mesh: Mesh, logit_chunk: int, temperature: float = 1.0
 ):
-  """Jits `score(params, frozen, rows) -> logp`, f32 [M, B, T] of stacked rows."""
+  """Jits `score(params, frozen, rows) -> logp`, f32 [B, S] of a micro-batch."""
   graphdef, *parts = decoder.abstract(model)
   places = [sharding.params(part, mesh) for part in parts]
 
   def score(params, frozen, rows: objectives_lib.PackedRows):
     network = nnx.merge(graphdef, params, frozen)
-    return jax.lax.map(
-      lambda micro: _scores(network, micro, logit_chunk, temperature).logp_BT,
-      rows,
-    )
+    return _scores(network, rows, logit_chunk, temperature).logp_BS
 
   return jax.jit(
     score,
-    in_shardings=(*places, sharding.rows(mesh, 1)),
+    in_shardings=(*places, sharding.rows(mesh)),
     out_shardings=sharding.replicated(mesh),
     compiler_options=sharding.compiler_options(mesh),
   )
 
 
-def _scores(network, micro, logit_chunk, temperature, entropy=False):
-  return logps.response_scores(
-    network,
-    micro.tokens_BS,
-    micro.valid_BS,
-    micro.weight_BT.shape[-1],
-    logit_chunk,
-    entropy,
-    temperature,
+def _scores(network, rows, logit_chunk, temperature, entropy=False):
+  """Scores of response tokens; 0 at prompts and padding."""
+  scores = logps.response_scores(
+    network, rows.tokens_BS, rows.row_BS, logit_chunk, entropy, temperature
+  )
+  return jax.tree.map(
+    lambda x_BS: jnp.where(rows.is_response_BS, x_BS, 0.0), scores
   )

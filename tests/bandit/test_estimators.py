@@ -283,7 +283,11 @@ def prp_gradient(theta_K, mu_K, peer_H, advantage_H):
 def hacpo_gradient(theta_K, mu_K, peer_H, advantage_H):
   logp_HT = tokens(jax.nn.log_softmax(theta_K), peer_H)
   s_HT = gspo_loss.sequence_ratio(
-    logp_HT, tokens(jnp.log(mu_K), peer_H), jnp.ones_like(logp_HT, bool), 10.0
+    logp_HT,
+    tokens(jnp.log(mu_K), peer_H),
+    jnp.ones_like(logp_HT, bool),
+    jnp.ones_like(logp_HT, int),
+    10.0,
   )
   low_H1 = hacpo_loss.lower_bound(0.5, 0.01, jnp.zeros((len(peer_H), 1)))
   value_HT = hacpo_loss.stepwise_surrogate(

@@ -27,7 +27,6 @@ SMALL = (
   '--config.train.rounds=2',
   '--config.train.prompts=8',
   '--config.train.samples=4',
-  '--config.train.row_multiple=16',
   '--config.warm_start.steps=10',
   '--config.eval.prompts=8',
   '--config.eval.samples=2',

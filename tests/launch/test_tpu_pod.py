@@ -32,7 +32,6 @@ SMALL = (
   '--config.train.rounds=6',
   '--config.train.prompts=8',
   '--config.train.samples=4',
-  '--config.train.row_multiple=16',
   '--config.warm_start.steps=10',
   '--config.eval.prompts=8',
   '--config.eval.samples=4',  # As in a round: one program samples for both.
@@ -430,7 +429,6 @@ def test_a_run_with_real_tokenizers_and_questions(tmp_path):
     '--config.train.rounds=3',
     '--config.train.prompts=8',
     '--config.train.samples=4',
-    '--config.train.row_multiple=8',
     '--config.train.micro_rows=16',
     '--config.train.logit_chunk=256',
     '--config.sample.max_prompt_tokens=128',

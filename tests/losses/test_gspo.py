@@ -1,3 +1,5 @@
+import functools
+
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,13 @@ from mrl_jax.losses import grpo
 from mrl_jax.losses import gspo
 from tests.losses import references
 
-sequence_ratio = jax.jit(gspo.sequence_ratio, static_argnums=3)
+
+@functools.partial(jax.jit, static_argnums=4)
+def sequence_ratio(logp_BT, old_BT, mask_BT, row_BT=None, most=None):
+  """With one response a row, unless `row_BT` has others."""
+  if row_BT is None:
+    row_BT = jnp.zeros(mask_BT.shape, jnp.int32)
+  return gspo.sequence_ratio(logp_BT, old_BT, mask_BT, row_BT, most)
 
 
 def test_numbers_worked_by_hand():
@@ -22,10 +30,26 @@ def test_numbers_worked_by_hand():
   np.testing.assert_allclose(ratio_BT, [[4.0] * 3, [0.75] * 3], rtol=1e-6)
 
 
+def test_responses_of_a_packed_row_have_a_ratio_each():
+  # The same ratios, of a mean over two tokens and of one, and of no token.
+  logp_BT = jnp.log(jnp.array([[0.5, 0.8, 0.9, 0.1, 0.75, 0.2, 0.3]]))
+  old_BT = jnp.log(jnp.array([[0.25, 0.1, 0.1, 0.7, 1.0, 0.9, 0.1]]))
+  mask_BT = jnp.array([[1, 1, 0, 0, 1, 0, 0]], bool)
+  row_BT = jnp.array([[1, 1, 1, 2, 2, 2, 0]])
+  ratio_BT = sequence_ratio(logp_BT, old_BT, mask_BT, row_BT)
+  expected = [[4.0] * 3 + [0.75] * 3 + [1.0]]
+  np.testing.assert_allclose(ratio_BT, expected, rtol=1e-6)
+  bounded_BT = sequence_ratio(logp_BT, old_BT, mask_BT, row_BT, 0.5)
+  low, high = 0.75, np.exp(0.5)
+  np.testing.assert_allclose(
+    bounded_BT, [[high] * 3 + [low] * 3 + [1.0]], rtol=1e-6
+  )
+
+
 def test_the_ratio_of_an_empty_mask_is_1_with_a_finite_gradient():
   old_BT, mask_BT = np.full((1, 3), -9.0), np.zeros((1, 3), bool)
   value_B, gradient_BT = references.weighted(
-    lambda logp_BT: gspo.sequence_ratio(logp_BT, old_BT, mask_BT),
+    lambda logp_BT: sequence_ratio(logp_BT, old_BT, mask_BT),
     np.full((1, 3), -1.0),
     np.ones((1, 3)),
   )
@@ -38,7 +62,7 @@ def test_the_bound_is_on_both_sides_and_stops_no_gradient():
   logp_BT = np.array([[-1.0, -2.0], [-6.0, -3.0], [-1.0, -3.0]])
   old_BT = np.array([[-6.0, -3.0], [-1.0, -2.0], [-4.0, -2.0]])
   value_B, gradient_BT = references.weighted(
-    lambda logp_BT: gspo.sequence_ratio(logp_BT, old_BT, old_BT < 0, 2.0),
+    lambda logp_BT: sequence_ratio(logp_BT, old_BT, old_BT < 0, None, 2.0),
     logp_BT,
     np.ones((3, 2)),
   )
@@ -61,7 +85,7 @@ def test_the_surrogate_is_that_of_the_sequences():
   logp_BT, old_BT, mask_BT, advantage_B1 = references.rows(1, spread=0.8)
 
   def objective(logp_BT):
-    ratio_BT = gspo.sequence_ratio(logp_BT, old_BT, mask_BT)
+    ratio_BT = sequence_ratio(logp_BT, old_BT, mask_BT)
     return grpo.clipped_surrogate(ratio_BT, advantage_B1, 0.2, 0.28)
 
   found = references.weighted(

@@ -62,7 +62,7 @@ def test_value_and_gradient_are_those_of_the_sequences(alpha):
 
   def objective(logp_BT):
     ratio_BT = gspo.sequence_ratio(
-      logp_BT, source_B1.repeat(6, 1), mask_BT, 10.0
+      logp_BT, source_B1.repeat(6, 1), mask_BT, np.ones((16, 6), int), 10.0
     )
     return hacpo.stepwise_surrogate(ratio_BT, advantage_B1, low_B1, 1.0, alpha)
 

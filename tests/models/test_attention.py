@@ -8,6 +8,7 @@ import pytest
 
 from mrl_jax import architecture
 from mrl_jax.models import attention
+from mrl_jax.models import blockwise
 from tests import decoders
 
 # Rows, query heads, heads of keys and values, tokens, head size, window, cap.
@@ -23,20 +24,25 @@ CASES = {
 
 
 def arrays(rows, heads, shared, length, size):
-  """q, k, v, validity with padding on both sides, and weights of a loss."""
+  """q, k, v, ids of several rows with padding, and weights of a loss.
+
+  The first row of the batch is padded on the left, the last on the right; the
+  others have no padding.
+  """
   rng = np.random.default_rng(0)
   q_BHTE = rng.normal(size=(rows, heads, length, size)).astype(np.float32)
   k_BKTE, v_BKTE = rng.normal(size=(2, rows, shared, length, size)).astype(
     np.float32
   )
-  valid_BT = np.ones((rows, length), bool)
-  valid_BT[0, : length // 3] = False
-  valid_BT[-1, length - length // 4 :] = False
-  weight_BHTE = rng.normal(size=q_BHTE.shape) * valid_BT[:, None, :, None]
-  return q_BHTE, k_BKTE, v_BKTE, valid_BT, weight_BHTE.astype(np.float32)
+  starts_BT = rng.random((rows, length)) < 3 / length
+  row_BT = 1 + np.cumsum(starts_BT, 1, dtype=np.int32)
+  row_BT[0, : length // 3] = 0
+  row_BT[-1, length - length // 4 :] = 0
+  weight_BHTE = rng.normal(size=q_BHTE.shape) * (row_BT > 0)[:, None, :, None]
+  return q_BHTE, k_BKTE, v_BKTE, row_BT, weight_BHTE.astype(np.float32)
 
 
-def reference(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
+def reference(q_BHTE, k_BKTE, v_BKTE, row_BT, window, scale, cap):
   """Computed token by token, in float64."""
   out_BHTE = np.zeros(q_BHTE.shape)
   share = q_BHTE.shape[1] // k_BKTE.shape[1]
@@ -45,9 +51,9 @@ def reference(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
     seen = [
       s
       for s in range(t + 1)
-      if valid_BT[b, s] and (not window or t - s < window)
+      if row_BT[b, s] == row_BT[b, t] and (not window or t - s < window)
     ]
-    if not valid_BT[b, t]:
+    if not row_BT[b, t]:
       continue
     score_S = k_TE[seen].astype(float) @ q_BHTE[b, h, t] * scale
     score_S = cap * np.tanh(score_S / cap) if cap else score_S
@@ -57,12 +63,12 @@ def reference(q_BHTE, k_BKTE, v_BKTE, valid_BT, window, scale, cap):
 
 
 @functools.partial(jax.jit, static_argnums=(5, 6, 7))
-def computed(q_BHTE, k_BKTE, v_BKTE, valid_BT, weight_BHTE, kind, window, cap):
+def computed(q_BHTE, k_BKTE, v_BKTE, row_BT, weight_BHTE, kind, window, cap):
   """The result at valid tokens, and the gradients of a weighted sum."""
 
   def total(q_BHTE, k_BKTE, v_BKTE):
     settings = {'window': window, 'scale': 0.3, 'cap': cap}
-    args = q_BHTE, k_BKTE, v_BKTE, valid_BT
+    args = q_BHTE, k_BKTE, v_BKTE, row_BT
     if kind == 'cudnn':  # Its kernel needs a GPU; XLA has the same interface.
       out_BHTE = attention._cudnn(*args, *settings.values(), 'xla')
     else:
@@ -72,7 +78,7 @@ def computed(q_BHTE, k_BKTE, v_BKTE, valid_BT, weight_BHTE, kind, window, cap):
   gradients, out_BHTE = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(
     q_BHTE, k_BKTE, v_BKTE
   )
-  return out_BHTE * valid_BT[:, None, :, None], gradients
+  return out_BHTE * (row_BT > 0)[:, None, :, None], gradients
 
 
 @pytest.fixture(autouse=True)
@@ -110,9 +116,9 @@ def test_a_mesh_computes_the_same(kind):
 
 @pytest.mark.parametrize('kind', ['plain', 'blocks', 'splash'])
 def test_results_at_padding_are_finite(kind):
-  q_BHTE, k_BKTE, v_BKTE, valid_BT, _ = arrays(2, 2, 2, 40, 8)
-  valid_BT = np.zeros_like(valid_BT)  # As in a row that fills up a batch.
-  args = q_BHTE, k_BKTE, v_BKTE, valid_BT, np.ones_like(q_BHTE)
+  q_BHTE, k_BKTE, v_BKTE, row_BT, _ = arrays(2, 2, 2, 40, 8)
+  row_BT = np.zeros_like(row_BT)  # As in a row that fills up a batch.
+  args = q_BHTE, k_BKTE, v_BKTE, row_BT, np.ones_like(q_BHTE)
   _, gradients = computed(*args, kind, 0, 0.0)
   out_BHTE = attention.causal(*args[:4], kind=kind, scale=1.0)
   assert all(np.isfinite(x).all() for x in (out_BHTE, *gradients))
@@ -123,9 +129,9 @@ def test_long_rows_hold_no_scores_of_all_pairs():
 
   def temporary_bytes(length):
     def total(q_BHTE):
-      valid_BT = jnp.ones((1, length), bool)
+      row_BT = jnp.ones((1, length), jnp.int32)
       k_BKTE = q_BHTE[:, :1]
-      return attention.causal(q_BHTE, k_BKTE, k_BKTE, valid_BT, scale=1.0).sum()
+      return attention.causal(q_BHTE, k_BKTE, k_BKTE, row_BT, scale=1.0).sum()
 
     x = jax.ShapeDtypeStruct((1, 4, length, 16), jnp.float32)
     compiled = jax.jit(jax.grad(total)).lower(x).compile()
@@ -164,8 +170,53 @@ def test_a_soft_cap_worked_by_hand():
 
 
 def test_a_mask_worked_by_hand():
-  valid_BT = np.array([[0, 1, 1, 1]], bool)
+  row_BT = np.array([[1, 1, 1, 2, 2]])
   np.testing.assert_array_equal(
-    attention.causal_mask(valid_BT, 2)[0],
-    [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+    attention.causal_mask(row_BT, 2)[0],
+    [
+      [1, 0, 0, 0, 0],
+      [1, 1, 0, 0, 0],
+      [0, 1, 1, 0, 0],
+      [0, 0, 0, 1, 0],
+      [0, 0, 0, 1, 1],
+    ],
   )
+
+
+@pytest.mark.parametrize('kind', ['plain', 'blocks', 'splash', 'cudnn'])
+def test_a_token_never_sees_another_row(kind):
+  q_BHTE, k_BKTE, v_BKTE, row_BT, weight_BHTE = arrays(2, 2, 1, 70, 8)
+  row_BT[0] = np.repeat([1, 2, 3, 0], [17, 30, 20, 3])
+  changed_BT = (row_BT == 2)[:, None, :, None]
+  others = [
+    np.where(changed_BT, 3 * x + 1, x) for x in (q_BHTE, k_BKTE, v_BKTE)
+  ]
+  weight_BHTE = weight_BHTE * ~changed_BT
+  found = [
+    computed(*args, row_BT, weight_BHTE, kind, 0, 0.0)
+    for args in ((q_BHTE, k_BKTE, v_BKTE), others)
+  ]
+  for x, y in zip(*map(jax.tree.leaves, found), strict=True):
+    np.testing.assert_array_equal(x * ~changed_BT, y * ~changed_BT)
+
+
+def test_blocks_without_a_row_of_the_queries_are_not_computed():
+  # Blocks of four slots; rows begin at slots 0, 5 and 6, and in the other row
+  # of the batch at 0, 8 and, after padding, 14.
+  row_BT = jnp.array(
+    [
+      [1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 0, 0, 0, 0],
+      [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 3, 3],
+    ]
+  )
+  first_BT, last_BT = blockwise.runs(row_BT)
+  np.testing.assert_array_equal(
+    first_BT[0], [0] * 5 + [5] + [6] * 6 + [12, 13, 14, 15]
+  )
+  np.testing.assert_array_equal(
+    last_BT[1], [7] * 8 + [11] * 4 + [12, 13, 15, 15]
+  )
+  first_N = blockwise._first_blocks(row_BT, 4)
+  np.testing.assert_array_equal(first_N, [0, 0, 1, 3])
+  last_N = blockwise._last_blocks(row_BT, 4)
+  np.testing.assert_array_equal(last_N, [1, 2, 2, 3])

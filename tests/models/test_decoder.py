@@ -192,10 +192,24 @@ def test_windows_keep_the_last_tokens_while_decoding():
     assert sizes == [(3, 3), (context, 8 - context)]
 
 
-def test_positions_are_counted_from_the_first_token():
-  valid_BT = np.array([[0, 0, 1, 1], [1, 1, 1, 0]], bool)
-  positions_BT = decoder_lib.positions(valid_BT)
-  np.testing.assert_array_equal(positions_BT[valid_BT], [0, 1, 0, 1, 2])
+def test_positions_are_counted_from_the_first_token_of_each_row():
+  row_BT = jnp.array([[0, 0, 1, 1, 2, 2, 2], [1, 1, 1, 2, 3, 3, 0]])
+  np.testing.assert_array_equal(
+    decoder_lib.positions(row_BT),
+    [[0, 0, 0, 1, 0, 1, 2], [0, 1, 2, 0, 0, 1, 0]],
+  )
+
+
+@FAMILIES
+def test_packed_rows_have_the_logits_that_they_have_alone(family):
+  decoder = decoders.decoder(family)
+  tokens_BT = TOKENS_BT.reshape(1, 16)
+  row_BT = np.repeat([[1, 2, 3, 0]], [3, 8, 4, 1], axis=1).reshape(1, 16)
+  packed_TV = decoders.logits(decoder, tokens_BT, row_BT)[0]
+  for row in (1, 2, 3):
+    alone_BTV = decoders.logits(decoder, tokens_BT[row_BT == row][None])
+    np.testing.assert_allclose(packed_TV[row_BT[0] == row], alone_BTV[0],
+                               atol=1e-5)  # fmt: skip
 
 
 def test_grouped_queries_share_their_key_and_value():

@@ -15,7 +15,9 @@ from tests import examples
 from tests.losses import references
 
 TOKENS_BS = np.random.default_rng(1).integers(0, 48, (3, 9))
-VALID_BS = np.array([[1] * 9, [0, 0] + [1] * 7, [0] + [1] * 6 + [0, 0]], bool)
+ROW_BS = np.array(
+  [[1] * 9, [0, 0, 1, 1, 1, 2, 2, 2, 2], [1, 2, 2, 2, 3, 3, 3, 0, 0]]
+)
 
 
 def test_scores_are_of_the_distribution_that_each_token_is_drawn_from():
@@ -23,21 +25,21 @@ def test_scores_are_of_the_distribution_that_each_token_is_drawn_from():
   graphdef, params = nnx.split(decoder)
 
   @jax.jit
-  def score(params, tokens_BS, valid_BS):
-    args = nnx.merge(graphdef, params), tokens_BS, valid_BS, 4, 6
+  def score(params, tokens_BS, row_BS):
+    args = nnx.merge(graphdef, params), tokens_BS, row_BS, 6
     return logps.response_scores(*args, True), logps.response_scores(*args)
 
-  scores, without_entropy = score(params, TOKENS_BS, VALID_BS)
-  np.testing.assert_array_equal(scores.logp_BT, without_entropy.logp_BT)
-  assert without_entropy.entropy_BT is None
-  all_BSV = decoders.logits(decoder, TOKENS_BS, VALID_BS).astype(float)
-  for b, t in np.ndindex(3, 4):
-    logits_V = all_BSV[b, 5 + t - 1]
-    logp = logits_V[TOKENS_BS[b, 5 + t]] - np.log(np.exp(logits_V).sum())
+  scores, without_entropy = score(params, TOKENS_BS, ROW_BS)
+  np.testing.assert_array_equal(scores.logp_BS, without_entropy.logp_BS)
+  assert without_entropy.entropy_BS is None
+  all_BSV = decoders.logits(decoder, TOKENS_BS, ROW_BS).astype(float)
+  for b, s in np.ndindex(3, 9):
+    logits_V = all_BSV[b, s - 1]
+    logp = logits_V[TOKENS_BS[b, s]] - np.log(np.exp(logits_V).sum())
     expected = logp, references.entropy(logits_V)
-    if not VALID_BS[b, 5 + t]:
+    if s == 0 or ROW_BS[b, s] == 0 or ROW_BS[b, s - 1] != ROW_BS[b, s]:
       expected = 0.0, 0.0
-    found = float(scores.logp_BT[b, t]), float(scores.entropy_BT[b, t])
+    found = float(scores.logp_BS[b, s]), float(scores.entropy_BS[b, s])
     assert found == pytest.approx(expected, abs=1e-4)
 
 
@@ -58,7 +60,7 @@ def test_chunks_change_neither_scores_nor_gradients(chunk):
     scores = logps.token_scores(
       decoder, hidden_BTD, targets_BT, chunk, entropy=True
     )
-    return (weight_BT * (scores.logp_BT + scores.entropy_BT)).sum(), scores
+    return (weight_BT * (scores.logp_BS + scores.entropy_BS)).sum(), scores
 
   gradients, scores = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(
     hidden_BTD, unembed_DV
@@ -70,7 +72,7 @@ def test_chunks_change_neither_scores_nor_gradients(chunk):
       return logits_V[target] - np.log(np.exp(logits_V).sum())
 
     logits_V = hidden_BTD[b, t].astype(float)
-    found = float(scores.logp_BT[b, t]), float(scores.entropy_BT[b, t])
+    found = float(scores.logp_BS[b, t]), float(scores.entropy_BS[b, t])
     expected = logp(logits_V), references.entropy(logits_V)
     assert found == pytest.approx(expected, rel=1e-4)
     expected_BTD[b, t] = weight_BT[b, t] * references.gradient(
@@ -86,7 +88,7 @@ def test_no_array_has_the_logits_of_more_than_one_chunk():
   graphdef, params, _ = decoder_lib.abstract(
     examples.model(vocab_size=vocabulary, num_layers=1)
   )
-  tokens_BS = np.ones((4, length + 1), np.int32)
+  tokens_BS = np.ones((4, length), np.int32)
 
   def largest_array(chunk):
     """Elements of the largest array in the program of the gradient."""
@@ -94,10 +96,10 @@ def test_no_array_has_the_logits_of_more_than_one_chunk():
     def total(params, tokens_BS):
       scores = logps.response_scores(
         nnx.merge(graphdef, params, decoder_lib.NO_PARAMS),
-        *(tokens_BS, tokens_BS > 0, length, chunk),
+        *(tokens_BS, tokens_BS, chunk),
         entropy=True,
       )
-      return scores.logp_BT.sum() + scores.entropy_BT.sum()
+      return scores.logp_BS.sum() + scores.entropy_BS.sum()
 
     program = str(jax.make_jaxpr(jax.grad(total))(params, tokens_BS))
     shapes = re.findall(r'f32\[([\d,]+)\]', program)
@@ -141,7 +143,7 @@ def test_gradients_of_many_chunks_add_up_in_bfloat16():
       unembed=lambda: unembed_DV,
       logits=lambda x_BTD, by_DV: (x_BTD @ by_DV).astype(jnp.float32),
     )
-    return logps.token_scores(decoder, hidden_BTD, targets_BT, 1).logp_BT.sum()
+    return logps.token_scores(decoder, hidden_BTD, targets_BT, 1).logp_BS.sum()
 
   gradient_DV = jax.grad(total)(jnp.zeros((1, 2), jnp.bfloat16))
   np.testing.assert_array_equal(gradient_DV, [[count / 2, -count / 2]])

@@ -154,8 +154,8 @@ def updated(model, params, batch):
   @jax.grad
   def gradients(params, tokens_BT, valid_BT):
     network = nnx.merge(graphdef, params, decoder_lib.NO_PARAMS)
-    scores = logps.response_scores(network, tokens_BT, valid_BT, 4, 1000)
-    return -scores.logp_BT.mean()
+    scores = logps.response_scores(network, tokens_BT, valid_BT, 1000)
+    return -scores.logp_BS[:, -4:].mean()
 
   optimizer = optax.adamw(1e-2)
   updates, _ = optimizer.update(

@@ -35,7 +35,7 @@ def estimate(model=None, layout=None, **changes):
     'prompt_tokens': 3,
     'response_tokens': 5,
     'logit_chunk': 4,
-    'row_multiple': 1,
+    'packed_tokens': 8,
   }
   layout = {
     'train': (1, 2, 1),
@@ -138,19 +138,24 @@ def test_seconds_of_an_update_by_hand():
   layout = {'train': (1, 1, 1), 'decode': (1, 1, 1), 'micro_rows': 3}
   fast = dataclasses.replace(CHIP, hbm_bandwidth=1e15)
 
-  def seconds(model, layout):
+  def seconds(model, layout, packed=8):
     shape = sizes_lib.RoundShape(
-      prompts=4, samples=2, prompt_tokens=3, response_tokens=5, logit_chunk=4
+      prompts=4,
+      samples=2,
+      prompt_tokens=3,
+      response_tokens=5,
+      logit_chunk=4,
+      packed_tokens=packed,
     )
     layout = sizes_lib.Layout(sample_batch=4, **layout)
     return (
       cost.estimate(model, shape, layout, fast).phases['own gradient'].seconds
     )
 
-  # Eight rows in three micro-batches of three rows of eight tokens. A token
-  # attends to four on average: 2 layers, scores and results of 4*8 values each.
-  tokens, scored, attended = 9 * 8, 9 * 5, 2 * 2 * 4 * 8 * 4
-  layers, head = 2 * tokens * LAYERS, 2 * scored * 32 * 48
+  # Eight rows of eight tokens, each a packed row. A token attends to four on
+  # average: 2 layers, scores and results of 4*8 values each.
+  tokens, attended = 8 * 8, 2 * 2 * 4 * 8 * 4
+  layers, head = 2 * tokens * LAYERS, 2 * tokens * 32 * 48
   attention = 2 * tokens * attended
   # Forward 1, backward 2; the head's forward pass is computed again. With
   # adapters, the backward pass of matrices is 1.
@@ -162,6 +167,9 @@ def test_seconds_of_an_update_by_hand():
   ):
     model = examples.model(lora=lora)
     found = seconds(model, {**layout, 'remat': remat})
+    assert found == pytest.approx(expected / 1e12)
+    # Two to a packed row: no token attends to the other row.
+    found = seconds(model, {**layout, 'remat': remat}, packed=16)
     assert found == pytest.approx(expected / 1e12)
 
 
@@ -220,11 +228,15 @@ def test_peers_rows_have_their_own_length():
   assert costs.phases['peer scoring'].program < longer.program
 
 
-def test_rows_are_padded_to_the_multiple():
-  shape = examples.round_shape(prompts=5, samples=3, row_multiple=4)
-  assert shape.update_rows(15) == 16
+def test_packed_rows_hold_as_many_as_fit():
+  shape = examples.round_shape(packed_tokens=50)  # Of 8 + 8 tokens each.
+  assert shape.slots(8) == 56
+  assert shape.packed_rows(15, 8) == 5
   halves = dataclasses.replace(shape, mini_batches=2)
-  assert halves.update_rows(15) == 8
+  assert halves.packed_rows(15, 8) == 3
+  assert shape.slots(100) == 112  # The longest row fits.
+  assert shape.packed_rows(15, 100) == 15
+  assert dataclasses.replace(shape, packed_tokens=0).slots(8) == 128
 
 
 def test_what_is_mirrored_from_the_device_half():

@@ -68,11 +68,10 @@ def test_makespan_and_devices_are_those_of_brute_force(layers, devices):
     str(i): examples.model(num_layers=n, d_model=24)
     for i, n in enumerate(layers)
   }
-  shape = dataclasses.replace(SHAPE, row_multiple=24)
-  slices = plan(models, devices, shape=shape)
+  slices = plan(models, devices)
   sizes = [n for n in range(1, devices + 1) if 24 % n == 0]
   seconds = {
-    name: {n: cost(model, n, shape).seconds for n in sizes}
+    name: {n: cost(model, n).seconds for n in sizes}
     for name, model in models.items()
   }
   best = min(
@@ -118,7 +117,7 @@ def test_states_stay_resident_while_policies_take_turns(models):
   needs = sum(c.resident_bytes for c in costs) + max(
     c.work_bytes for c in costs
   )
-  fixed = dataclasses.replace(SPLIT, micro_rows=64, sample_batch=64)
+  fixed = dataclasses.replace(SPLIT, micro_rows=16, sample_batch=64)
   gib = needs / 2**30
   plan(models, 1, gib=gib * 1.0001, choices=fixed, time_share=True)
   with pytest.raises(checks.InputError, match='take turns'):
@@ -130,9 +129,9 @@ def test_policies_that_take_turns_have_smaller_micro_batches():
   shape = dataclasses.replace(SHAPE, response_tokens=256)
   alone = cost(WIDE, 1, shape).peak_bytes / 2**30 * 1.0001
   (part,) = plan({'a': WIDE}, 1, shape, gib=alone).values()
-  assert part.layout.micro_rows == 64
+  assert part.layout.micro_rows == 16
   slices = plan(models, 1, shape, gib=alone, time_share=True)
-  assert {part.layout.micro_rows for part in slices.values()} == {32}
+  assert {part.layout.micro_rows for part in slices.values()} == {8}
 
 
 def test_a_policy_gets_a_slice_with_enough_memory():
@@ -202,15 +201,18 @@ def test_the_error_has_a_change_with_which_it_fits(choices, flag):
 def test_the_error_may_have_more_devices_or_adapters():
   # Nothing helps that would make activations smaller.
   shape = examples.round_shape(
-    prompts=4, prompt_tokens=4, response_tokens=4, logit_chunk=4, row_multiple=4
+    prompts=4, prompt_tokens=4, response_tokens=4, logit_chunk=4
   )
-  for kv_heads, change in (
-    (2, 'It fits on 8 devices'),
-    (1, 'It fits with --config.policies.a.lora.rank=16'),
+  # Over more than four devices, neither rows nor matrices can be split.
+  for d_model, change in (
+    (32, 'It fits on 8 devices'),
+    (4, 'It fits with --config.policies.a.lora.rank=16'),
   ):
     model = examples.model(
       d_ff=4096,
-      num_kv_heads=kv_heads,
+      d_model=d_model,
+      num_layers=32,
+      num_kv_heads=1,
       remat='auto',
       dtype='bfloat16',
       param_dtype='bfloat16',
@@ -231,10 +233,9 @@ def test_the_error_names_what_the_tensor_axis_does_not_divide():
 
 
 def test_the_error_names_what_the_data_and_fsdp_axes_do_not_divide():
-  shape = dataclasses.replace(SHAPE, row_multiple=7)
-  choices = dataclasses.replace(SPLIT, data=2)
-  with pytest.raises(checks.InputError, match=r'train\.row_multiple = 7'):
-    plan({'a': examples.model()}, 2, shape=shape, choices=choices)
+  choices = dataclasses.replace(SPLIT, data=2, micro_rows=7)
+  with pytest.raises(checks.InputError, match=r'train\.micro_rows = 7'):
+    plan({'a': examples.model()}, 2, choices=choices)
 
 
 def test_an_explanation_names_bounds_and_the_smaller_slice():

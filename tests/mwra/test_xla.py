@@ -132,7 +132,6 @@ def _policy(name, chip, refused, needed, change, peak, **shape):
     'prompt_tokens': 1024,
     'response_tokens': 4096,
     'logit_chunk': 8192,
-    'row_multiple': 32,
   }
   shape = sizes_lib.RoundShape(**{**sizes, **shape})
   return name, chip, shape, refused, needed, change, peak

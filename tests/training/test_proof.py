@@ -24,8 +24,8 @@ SMALL = {
   'train.prompts': 16,
   'train.samples': 2,
   'train.mini_batches': 2,
-  'train.row_multiple': 8,
   'train.micro_rows': 8,
+  'train.packed_tokens': 8,
   'eval.batch': 4,
   'eval.samples': 2,
   'sample.batch': 6,
@@ -59,16 +59,17 @@ def programs(lora=None, **changes):
 
 
 def test_programs_have_the_largest_shapes_of_a_round():
-  found, _ = programs(**{'method.name': 'prp'})
+  found, _ = programs(**{'method.name': 'prp', 'thl.max_tokens': 12})
   assert [*found] == [
     'own gradient', 'peer gradient', 'update', 'prefill', 'decoding'
   ]  # fmt: skip
   own, peer = (
     found[f'{part} gradient'].arguments[3] for part in ('own', 'peer')
   )
-  assert own.tokens_BS.shape == (2, 8, 8 + 4)
-  assert peer.tokens_BS.shape == (2, 8, 8 + 6)
-  assert peer.weight_BT.shape == (2, 8, 6)
+  # Of 8 + 4 and 8 + 12 tokens, in multiples of 8.
+  assert own.tokens_BS.shape == (8, 16)
+  assert peer.weight_BS.shape == (8, 24)
+  assert found['own gradient'].micro_batches == 2
   # Six prompts are padded to eight, for four chips.
   assert found['prefill'].arguments[3].shape == (8, 8)
   assert found['prefill'].rows == found['decoding'].rows == 16

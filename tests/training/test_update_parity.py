@@ -24,16 +24,18 @@ def rows() -> objectives.PackedRows:
   rng = np.random.default_rng(0)
   valid_BS = np.ones((4, 12), bool)
   valid_BS[1, :3] = valid_BS[2, -2:] = valid_BS[3, :1] = False
-  valid_BT = valid_BS[:, -LENGTH:]
+  mask_BS = valid_BS & (np.arange(12)[None, :] >= 12 - LENGTH)
+  old_BS, reference_BS = -rng.uniform(3.0, 5.5, (2, 4, 12))
+  advantage_B1 = np.array([[1.3], [-0.4], [0.7], [-1.6]])
   return objectives.PackedRows(
     tokens_BS=rng.integers(3, 61, (4, 12)).astype(np.int32),
-    valid_BS=valid_BS,
-    old_logp_BT=-rng.uniform(3.0, 5.5, (4, LENGTH)).astype(np.float32),
-    reference_logp_BT=-rng.uniform(3, 5, (4, LENGTH)).astype(np.float32),
-    advantage_B1=np.array([[1.3], [-0.4], [0.7], [-1.6]], np.float32),
-    weight_BT=(valid_BT / valid_BT.sum()).astype(np.float32),
-    mask_BT=valid_BT,
-    chunk_BT=np.zeros((4, LENGTH), np.int32),
+    row_BS=valid_BS.astype(np.int32),
+    old_logp_BS=(old_BS * mask_BS).astype(np.float32),
+    reference_logp_BS=(reference_BS * mask_BS).astype(np.float32),
+    advantage_BS=(advantage_B1 * mask_BS).astype(np.float32),
+    weight_BS=(mask_BS / mask_BS.sum()).astype(np.float32),
+    mask_BS=mask_BS,
+    chunk_BS=mask_BS.astype(np.int32),
     mini_batch_B1=np.zeros((4, 1), np.float32),
   )
 
@@ -48,10 +50,10 @@ def grpo_in_torch(model, rows):
 
   tokens, old, reference, advantage = map(
     torch.tensor,
-    (rows.tokens_BS, rows.old_logp_BT, rows.reference_logp_BT,
-     rows.advantage_B1),
+    (rows.tokens_BS, *(x[:, -LENGTH:] for x in (
+      rows.old_logp_BS, rows.reference_logp_BS, rows.advantage_BS))),
   )  # fmt: skip
-  valid = torch.tensor(rows.valid_BS).long()
+  valid = torch.tensor(rows.row_BS).long()
   logits = model(
     tokens.long(),
     attention_mask=valid,
@@ -88,10 +90,12 @@ def test_the_loss_and_its_gradient_are_those_of_torch(tmp_path):
     algorithms.build(settings).objectives()['own'],
     logit_chunk=8,
   )
-  stacked = jax.tree.map(lambda x: x.reshape(2, 2, -1), rows())
-  zeros = update.build_zeros(model, decoders.mesh(1, 1, 1))()
-  grads, statistics = gradient(zeros, params, decoder.NO_PARAMS, stacked)
-  assert float(statistics['loss']) == pytest.approx(expected, abs=1e-5)
+  grads, loss = update.build_zeros(model, decoders.mesh(1, 1, 1))(), 0.0
+  for part in (slice(0, 2), slice(2, 4)):
+    half = jax.tree.map(lambda x, part=part: x[part], rows())
+    grads, statistics = gradient(grads, params, decoder.NO_PARAMS, half)
+    loss += float(statistics['loss'])
+  assert loss == pytest.approx(expected, abs=1e-5)
   tensors = parameters.tensors(model)
   reference = dict(theirs.named_parameters())
   for path, grad in grads.flat_state():

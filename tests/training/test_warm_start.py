@@ -2,6 +2,7 @@ import collections
 import itertools
 import types
 
+import jax
 import numpy as np
 
 from mrl_jax import records
@@ -79,16 +80,17 @@ def test_a_step_trains_on_prompts_solutions_and_their_ends(monkeypatch):
   policy = worker.policy._replace(examples=prompts)
   monkeypatch.setattr(worker, 'policy', policy)
   warm_start.Trainer(worker, config).step()
-  rows, tokenizer = steps[0]['own'], worker.policy.tokenizer
-  assert rows.tokens_BS.shape[:2] == (1, 8)
-  texts = set()
-  for ids_S, valid_S in zip(rows.tokens_BS[0], rows.valid_BS[0], strict=True):
-    ids = ids_S[valid_S]
-    assert ids[-1] == tokenizer.eos_id
-    texts.add(tokenizer.decode(ids))
-  assert texts == {f'max {i}\n= {i}'.encode() for i in range(3)}
-  np.testing.assert_allclose(rows.weight_BT.sum(), 1.0, rtol=1e-6)
-  np.testing.assert_array_equal(rows.advantage_B1, 1.0)
+  rows = jax.tree.map(lambda *xs: np.concatenate(xs), *steps[0]['own'])
+  tokenizer, texts = worker.policy.tokenizer, []
+  for tokens_S, row_S in zip(rows.tokens_BS, rows.row_BS, strict=True):
+    for n in range(1, row_S.max() + 1):
+      ids = tokens_S[row_S == n]
+      assert ids[-1] == tokenizer.eos_id
+      texts.append(tokenizer.decode(ids))
+  assert len(texts) == 8
+  assert {*texts} == {f'max {i}\n= {i}'.encode() for i in range(3)}
+  np.testing.assert_allclose(rows.weight_BS.sum(), 1.0, rtol=1e-6)
+  np.testing.assert_array_equal(rows.advantage_BS, rows.mask_BS)
 
 
 def test_a_cached_warm_start_is_reused_only_where_it_would_be_the_same():

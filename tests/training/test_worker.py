@@ -240,7 +240,8 @@ def test_later_mini_batches_are_scored_before_the_first_update(
 ):
   worker, updates = workers.worker(), []
   packer = dataclasses.replace(
-    worker.packer, train=examples.train(mini_batches=3, row_multiple=4)
+    worker.packer,
+    train=examples.train(mini_batches=3, micro_rows=8, packed_tokens=16),
   )
   change(rescores=True, packer=packer)
   monkeypatch.setattr(
@@ -255,14 +256,20 @@ def test_later_mini_batches_are_scored_before_the_first_update(
   ]
   scores = worker.score(PROMPTS, rows)
   mini_batches = worker.pack(PROMPTS, rows_lib.Batch(own=rows, order=[0, 1, 2]))
-  assert len(worker.rescore(mini_batches)) == 2
+  worker.rescore(mini_batches)
   worker.update(mini_batches)
-  assert not updates[0]['own'].old_logp_BT.any()
+  assert not any(part.old_logp_BS.any() for part in updates[0]['own'])
+  prompt_ids = [worker.policy.prompt_ids(prompt) for prompt in PROMPTS]
   for p in (1, 2):
-    logp_BT = np.asarray(updates[p]['own'].old_logp_BT)[0]
-    for b in range(SAMPLES):
-      logp = scores[p * SAMPLES + b]
-      np.testing.assert_allclose(logp_BT[b, : len(logp)], logp, atol=1e-6)
+    own = slice(p * SAMPLES, (p + 1) * SAMPLES)
+    logps = packer.unpack(
+      prompt_ids,
+      rows[own],
+      'own',
+      [np.asarray(part.old_logp_BS) for part in updates[p]['own']],
+    )
+    for logp, expected in zip(logps, scores[own], strict=True):
+      np.testing.assert_allclose(logp, expected, atol=1e-6)
 
 
 def test_a_peers_response_follows_the_prompt_in_the_learners_template(
@@ -279,6 +286,6 @@ def test_a_peers_response_follows_the_prompt_in_the_learners_template(
   row = rows_lib.demonstration(1, np.append(tokenizer.encode(b'= 9'), 1))
   batch = rows_lib.Batch(peer=[row], order=[0, 1])
   worker.update(worker.pack(PROMPTS[:2], batch))
-  packed = updates[0]['peer']
-  ids = packed.tokens_BS[0, 0][packed.valid_BS[0, 0]]
+  (packed,) = updates[0]['peer']
+  ids = packed.tokens_BS[packed.row_BS == 1]
   assert tokenizer.decode(ids) == b'Q max 1\n= 9'

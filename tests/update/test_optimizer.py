@@ -342,17 +342,18 @@ def test_a_decoder_learns_the_same_on_eight_devices(name):
   settings = config(**CONSTANT, name=name, state_dtype='bfloat16')
   settings.learning_rate = 0.01
   built = optimizer.build(settings, 10)
-  tokens_BT = np.random.default_rng(0).integers(0, 48, (8, 8)).astype(np.int32)
+  tokens_BS = np.random.default_rng(0).integers(0, 48, (8, 8)).astype(np.int32)
+  mask_BS = np.arange(8)[None, :].repeat(8, 0) >= 4
+  zeros_BS = np.zeros((8, 8), np.float32)
   rows = objectives.PackedRows(
-    tokens_BS=tokens_BT[None],
-    valid_BS=np.ones((1, 8, 8), bool),
-    weight_BT=np.full((1, 8, 4), 1 / 32, np.float32),
-    mask_BT=np.ones((1, 8, 4), bool),
-    **{k: np.zeros((1, 8, 4), np.float32) for k in ('old_logp_BT', 'chunk_BT')},
-    **{
-      k: np.zeros((1, 8, 1), np.float32)
-      for k in ('advantage_B1', 'mini_batch_B1')
-    },
+    tokens_BS=tokens_BS,
+    row_BS=np.ones((8, 8), np.int32),
+    weight_BS=(mask_BS / 32).astype(np.float32),
+    mask_BS=mask_BS,
+    chunk_BS=mask_BS.astype(np.int32),
+    old_logp_BS=zeros_BS,
+    advantage_BS=zeros_BS,
+    mini_batch_B1=np.zeros((8, 1), np.float32),
   )
 
   def losses(*shape):
@@ -362,7 +363,7 @@ def test_a_decoder_learns_the_same_on_eight_devices(name):
     state = spec.fresh(spec.random_params(jax.random.key(0)))
     learn = update.build(spec, {'own': objectives.LOG_LIKELIHOOD}, 64)
     for _ in range(5):
-      state, statistics = learn(state, {'own': rows})
+      state, statistics = learn(state, {'own': [rows]})
       yield float(statistics['own/loss'])
 
   alone = [*losses(1, 1, 1)]

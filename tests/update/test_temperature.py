@@ -29,8 +29,8 @@ class Tabular:
   def __init__(self, logits_VV):
     self._logits_VV = logits_VV
 
-  def __call__(self, tokens_BS, valid_BS):
-    del valid_BS
+  def __call__(self, tokens_BS, row_BS):
+    del row_BS
     return jax.nn.one_hot(tokens_BS, VOCAB)
 
   def unembed(self):
@@ -61,14 +61,15 @@ def hacpo(logits_VV, advantage_B, temperature, source_BT):
 
 def gradient(function, logits_VV, advantage_B, temperature, old_BT, weight_B):
   """Of an objective on all responses, each with its weight, as updates take it."""
+  is_response_BS = jnp.ones(TOKENS.shape, bool).at[:, 0].set(False)
   rows = objectives.PackedRows(
     tokens_BS=jnp.asarray(TOKENS),
-    valid_BS=jnp.ones(TOKENS.shape, bool),
-    old_logp_BT=old_BT,
-    advantage_B1=advantage_B[:, None],
-    weight_BT=jnp.broadcast_to(weight_B[:, None], RESPONSES.shape),
-    mask_BT=jnp.ones(RESPONSES.shape, bool),
-    chunk_BT=jnp.zeros(RESPONSES.shape, int),
+    row_BS=jnp.ones(TOKENS.shape, int),
+    old_logp_BS=jnp.pad(old_BT, ((0, 0), (1, 0))),
+    advantage_BS=jnp.broadcast_to(advantage_B[:, None], TOKENS.shape),
+    weight_BS=jnp.where(is_response_BS, weight_B[:, None], 0),
+    mask_BS=is_response_BS,
+    chunk_BS=is_response_BS.astype(int),
     mini_batch_B1=jnp.ones((len(RESPONSES), 1)),
   )
 
@@ -76,12 +77,11 @@ def gradient(function, logits_VV, advantage_B, temperature, old_BT, weight_B):
     scores = logps.response_scores(
       Tabular(logits_VV),
       rows.tokens_BS,
-      rows.valid_BS,
-      LENGTH,
+      rows.row_BS,
       chunk=100,
       temperature=temperature,
     )
-    return (rows.weight_BT * function(scores, rows)[0]).sum()
+    return (rows.weight_BS * function(scores, rows)[0]).sum()
 
   return jax.grad(objective)(logits_VV)
 

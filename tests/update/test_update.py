@@ -23,7 +23,7 @@ MODEL = examples.model(num_layers=1)
 OPTIMIZER = optax.chain(
   optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3)
 )
-LENGTH, SLOTS = 5, 9
+SLOTS = 16
 ONE = (1, 1, 1)
 
 
@@ -39,13 +39,13 @@ def spec(shape=ONE, model=MODEL, **changes):
 
 
 def surrogate(scores, rows):
-  ratio_BT = jnp.exp(scores.logp_BT - rows.old_logp_BT)
-  objective_BT = grpo.clipped_surrogate(ratio_BT, rows.advantage_B1, 0.2, 0.28)
-  return objective_BT, {
-    'tokens': (rows.weight_BT > 0).sum(),
-    'logp': scores.logp_BT.sum(),
-    'advantage': rows.advantage_B1.sum(),
-    'max_advantage': rows.advantage_B1.max(),
+  ratio_BS = jnp.exp(scores.logp_BS - rows.old_logp_BS)
+  objective_BS = grpo.clipped_surrogate(ratio_BS, rows.advantage_BS, 0.2, 0.28)
+  return objective_BS, {
+    'tokens': (rows.weight_BS > 0).sum(),
+    'logp': scores.logp_BS.sum(),
+    'advantage': rows.advantage_BS.sum(),
+    'max_advantage': rows.advantage_BS.max(),
   }
 
 
@@ -75,32 +75,46 @@ def gradient():
 
 
 def gradient_of(model):
-  """Maps (params, rows) to (gradients, statistics)."""
+  """Maps (params, micro-batches) to (gradients, statistics of the last)."""
   zeros = update.build_zeros(model, mesh(*ONE))
   add = update.build_gradient(model, mesh(*ONE), SURROGATE, 64)
-  return lambda params, rows: add(zeros(), params, decoder.NO_PARAMS, rows)
+
+  def gradient(params, micro_batches):
+    grads = zeros()
+    for rows in micro_batches:
+      grads, statistics = add(grads, params, decoder.NO_PARAMS, rows)
+    return grads, statistics
+
+  return gradient
 
 
-def rows(micro=1, size=8, seed=0) -> objectives.PackedRows:
+def rows(micro=1, size=8, seed=0) -> list[objectives.PackedRows]:
+  """Micro-batches of packed rows, each with two rows and some padding."""
   rng = np.random.default_rng(seed)
-  valid_BS = np.ones((size, SLOTS), bool)
-  valid_BS[:, :2] = rng.random((size, 2)) < 0.5
-  valid_BS[:, -1] = rng.random(size) < 0.5
-  weight_BT = valid_BS[:, -LENGTH:] / valid_BS[:, -LENGTH:].sum()
-  old_logp_BT = -rng.random((size, LENGTH)) - 3
-  flat = {
-    'tokens_BS': rng.integers(0, 48, (size, SLOTS)).astype(np.int32),
-    'valid_BS': valid_BS,
-    'old_logp_BT': old_logp_BT.astype(np.float32),
-    'advantage_B1': rng.normal(size=(size, 1)).astype(np.float32),
-    'weight_BT': weight_BT.astype(np.float32),
-    'mask_BT': valid_BS[:, -LENGTH:],
-    'chunk_BT': np.tile(np.arange(LENGTH, dtype=np.int32), (size, 1)),
-    'mini_batch_B1': np.zeros((size, 1), np.float32),
-  }
-  return objectives.PackedRows(
-    **{k: x.reshape(micro, -1, *x.shape[1:]) for k, x in flat.items()}
-  )
+  names = ['tokens', 'row', 'old_logp', 'advantage', 'weight', 'mask', 'chunk']
+  x = {f'{name}_BS': np.zeros((size, SLOTS), np.float32) for name in names}
+  for b in range(size):
+    first = 0
+    for row in (1, 2):
+      start = first + rng.integers(1, 4)
+      end = start + rng.integers(2, 6)
+      x['row_BS'][b, first:end] = row
+      x['tokens_BS'][b, first:end] = rng.integers(0, 48, end - first)
+      x['old_logp_BS'][b, start:end] = -rng.random(end - start) - 3
+      x['advantage_BS'][b, start:end] = rng.normal()
+      x['mask_BS'][b, start:end] = True
+      x['chunk_BS'][b, start:end] = np.arange(start, end)
+      first = end
+  x['weight_BS'] = x['mask_BS'] / x['mask_BS'].sum()
+  x['mini_batch_B1'] = np.zeros((size, 1), np.float32)
+  for name in ('tokens_BS', 'row_BS', 'chunk_BS'):
+    x[name] = x[name].astype(np.int32)
+  x['mask_BS'] = x['mask_BS'] > 0
+  cut = {name: np.split(value, micro) for name, value in x.items()}
+  return [
+    objectives.PackedRows(**{name: cut[name][m] for name in x})
+    for m in range(micro)
+  ]
 
 
 def assert_close(a, b, atol=2e-5):
@@ -131,21 +145,18 @@ def test_micro_batches_change_nothing():
 
 
 def test_gradients_of_parts_are_added():
-  both = rows(size=16)
-  halves = [
-    jax.tree.map(lambda x, part=part: x[:, part], both)
-    for part in (slice(0, 8), slice(8, 16))
-  ]
-  params, _ = run(ONE, {'own': both})
-  apart, statistics = run(ONE, dict(zip(('own', 'peer'), halves, strict=True)))
+  first, second = rows(2, size=16)
+  params, _ = run(ONE, {'own': [first, second]})
+  apart, statistics = run(ONE, {'own': [first], 'peer': [second]})
   assert_close(params, apart)
   assert {'own/loss', 'peer/loss', 'grad_norm'} <= set(statistics)
 
 
 def test_padding_and_rows_of_no_weight_change_nothing():
   params, _ = run(ONE, {'own': rows()})
-  padded = jax.tree.map(lambda x: np.concatenate([x, 0 * x], 1), rows())
-  again, _ = run(ONE, {'own': padded})
+  (packed,) = rows()
+  padded = jax.tree.map(lambda x: np.concatenate([x, 0 * x]), packed)
+  again, _ = run(ONE, {'own': [padded]})
   assert_close(params, again)
 
 
@@ -160,12 +171,12 @@ def test_the_objective_rises_with_updates_and_the_loss_is_its_negative():
   _, last = run(ONE, *[{'own': rows()}] * 5)
   assert last['own/loss'] < first['own/loss']
   # All ratios times advantages, clipped, by hand.
-  packed = jax.tree.map(lambda x: x[0], rows())
+  (packed,) = rows()
   state, _, _ = built(ONE)
   network = nnx.merge(decoder.abstract(MODEL)[0], state.params)
   scores = update._scores(network, packed, 64, 1.0)
-  objective_BT, _ = surrogate(scores, packed)
-  expected = -(packed.weight_BT * objective_BT).sum()
+  objective_BS, _ = surrogate(scores, packed)
+  expected = -(packed.weight_BS * objective_BS).sum()
   np.testing.assert_allclose(first['own/loss'], expected, rtol=1e-5)
 
 
@@ -184,7 +195,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
 def test_an_objective_may_read_entropies():
   entropy = objectives.Objective(
-    lambda scores, rows: (0.5 * scores.entropy_BT, {}), reads_entropy=True
+    lambda scores, rows: (0.5 * scores.entropy_BS, {}), reads_entropy=True
   )
   made = spec()
   step = update.build(made, {'own': entropy}, 64)
@@ -200,14 +211,23 @@ def test_an_objective_may_read_entropies():
 
 def test_statistics_are_sums_or_maxima_over_micro_batches():
   _, statistics = run(ONE, {'own': rows(4)})
-  advantages = rows(4).advantage_B1
+  advantages = np.concatenate([part.advantage_BS for part in rows(4)])
   np.testing.assert_allclose(
     statistics['own/max_advantage'], advantages.max(), rtol=1e-6
   )
   np.testing.assert_allclose(
     statistics['own/advantage'], advantages.sum(), rtol=1e-5
   )
-  assert statistics['own/tokens'] == (rows().weight_BT > 0).sum()
+  assert statistics['own/tokens'] == (rows()[0].weight_BS > 0).sum()
+
+
+def test_an_update_without_signal_is_a_step_without_a_gradient():
+  before = jax.device_get(built(ONE)[0])
+  state, places, step = built(ONE)
+  state, statistics = step(jax.device_put(state, places), {'own': []})
+  assert {name: float(x) for name, x in statistics.items()} == {'grad_norm': 0}
+  assert int(state.step) == int(before.step) + 1
+  assert_same(before.params, jax.device_get(state.params))
 
 
 def test_the_reference_stays_as_the_policy_was():
@@ -226,10 +246,11 @@ def test_the_scorer_gives_the_log_probabilities_that_the_update_sees():
   state, places, step = built((1, 4, 2), reference=True)
   state, packed = jax.device_put(state, places), rows(2)
   with jax.set_mesh(place):
-    logp_MBT = jax.device_get(score(state.params, decoder.NO_PARAMS, packed))
-  assert logp_MBT.shape == packed.old_logp_BT.shape
+    found = [score(state.params, decoder.NO_PARAMS, part) for part in packed]
+  logp_BS = np.concatenate(jax.device_get(found))
+  assert logp_BS.shape == (8, SLOTS)
   _, statistics = step(state, {'own': packed})
-  np.testing.assert_allclose(statistics['own/logp'], logp_MBT.sum(), rtol=1e-5)
+  np.testing.assert_allclose(statistics['own/logp'], logp_BS.sum(), rtol=1e-5)
 
 
 def test_only_adapters_learn():

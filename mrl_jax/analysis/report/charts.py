@@ -139,6 +139,15 @@ OF_METHOD = (
   Curve("Peers' responses admitted", '%', 'method.admitted'),
 )
 PEER_ROWS = Curve("Peers' rows trained on", 'rows', 'peer_rows')
+SLOTS = (
+  Curve('Own update slots with a token', '% of slots', 'update_slots.own'),
+  Curve(
+    "Peers' update slots with a token",
+    '% of slots',
+    'update_slots.peer',
+    _no_peers,
+  ),
+)
 SPEED = Curve(
   'Tokens sampled', 'a second of the round', 'timing.tokens_per_second'
 )

@@ -51,7 +51,10 @@ def render(run: run_lib.Run) -> str:
       *charts.over_rounds(run, [charts.PEER_ROWS]),
     ],
     thl=charts.residuals(run),
-    time=[charts.phases(run), *charts.over_rounds(run, [charts.SPEED])],
+    time=[
+      charts.phases(run),
+      *charts.over_rounds(run, [charts.SPEED, *charts.SLOTS]),
+    ],
     phases=stack(run.phases(), charts.PHASES),
     fate_parts=lambda counts: stack(ledger.fates(counts), charts.FATES),
     chunk_parts=lambda residual: stack(residual.chunks, charts.CHUNKS),
