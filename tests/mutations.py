@@ -92,8 +92,50 @@ MUTATIONS = (
   Mutation(
     'sign of the loss',
     'mrl_jax/update/update.py',
-    'return -jnp.sum(micro.weight_BT * objective_BT)',
-    'return jnp.sum(micro.weight_BT * objective_BT)',
+    'return -jnp.sum(rows.weight_BS * objective_BS)',
+    'return jnp.sum(rows.weight_BS * objective_BS)',
+    ('tests/update/test_update.py',),
+  ),
+  Mutation(
+    'a packed row is one response to GSPO',
+    _LOSSES + 'gspo.py',
+    'jax.ops.segment_sum(x_T, row_T, count)[row_T]',
+    'x_T.sum() + 0 * x_T',
+    ('tests/losses/test_gspo.py',),
+  ),
+  Mutation(
+    'tokens see the rows that are packed before theirs',
+    _MODELS + 'attention.py',
+    '(row_BT[:, :, None] == row_BT[:, None, :])',
+    '(row_BT[:, None, :] > 0)',
+    ('tests/models/test_attention.py', 'tests/models/test_decoder.py'),
+  ),
+  Mutation(
+    'a block of queries that is skipped in the backward pass',
+    _MODELS + 'blockwise.py',
+    'jnp.minimum(last_N[j] + 1,',
+    'jnp.minimum(last_N[j],',
+    ('tests/models/test_attention.py',),
+  ),
+  Mutation(
+    'positions go on from one packed row to the next',
+    _MODELS + 'decoder.py',
+    'jnp.arange(row_BT.shape[1])[None] - first_BT',
+    'jnp.arange(row_BT.shape[1])[None] + 0 * first_BT',
+    ('tests/models/test_decoder.py',),
+  ),
+  Mutation(
+    'chunks of several responses share their numbers',
+    'mrl_jax/training/packing.py',
+    "('chunk', start + row.chunk)",
+    "('chunk', 1 + row.chunk)",
+    ('tests/training/test_packing.py', 'tests/update/test_packed.py'),
+  ),
+  Mutation(
+    'prompts are scored as responses are',
+    'mrl_jax/update/update.py',
+    'jnp.where(rows.is_response_BS, x_BS, 0.0)',
+    'x_BS',
     ('tests/update/test_update.py',),
   ),
   Mutation(
@@ -134,8 +176,8 @@ MUTATIONS = (
   Mutation(
     'mask dropped from the scores',
     'mrl_jax/models/logps.py',
-    'jnp.where(valid_BS[:, -length:], x_BT, 0.0)',
-    'x_BT',
+    'jnp.where(is_scored_BS, jnp.roll(x_BS, 1, axis=1), 0.0)',
+    'jnp.roll(x_BS, 1, axis=1)',
     ('tests/models/test_logps.py',),
   ),
   Mutation(
@@ -148,15 +190,15 @@ MUTATIONS = (
   Mutation(
     'GSPO mean over T instead of tokens',
     _LOSSES + 'gspo.py',
-    'length_B1 = jnp.maximum(mask_BT.sum(1, keepdims=True), 1)',
-    'length_B1 = logp_BT.shape[1]',
+    'length_BT = jnp.maximum(_sums(mask_BT.astype(jnp.float32), row_BT), 1)',
+    'length_BT = logp_BT.shape[1]',
     ('tests/losses/test_gspo.py',),
   ),
   Mutation(
     'GSPO length normalisation removed',
     _LOSSES + 'gspo.py',
-    'difference_BT.sum(1, keepdims=True) / length_B1',
-    'difference_BT.sum(1, keepdims=True)',
+    '_sums(difference_BT, row_BT) / length_BT',
+    '_sums(difference_BT, row_BT)',
     ('tests/losses/test_gspo.py',),
   ),
   Mutation(
@@ -218,8 +260,8 @@ MUTATIONS = (
   Mutation(
     'first ratios to the sampler',
     'mrl_jax/update/objectives.py',
-    'jnp.where(rows.mini_batch_B1 == 0, before_BT, old_logp_BT)',
-    'old_logp_BT',
+    'jnp.where(rows.mini_batch_B1 == 0, before_BS, old_logp_BS)',
+    'old_logp_BS',
     ('tests/update/test_objectives.py',),
   ),
   Mutation(
@@ -316,22 +358,22 @@ MUTATIONS = (
   Mutation(
     'off by one in the shift',
     'mrl_jax/models/logps.py',
-    'hidden_BSD[:, -length - 1 : -1]',
-    'hidden_BSD[:, -length:]',
+    'jnp.roll(tokens_BS, -1, axis=1)',
+    'tokens_BS',
     ('tests/models/test_logps.py',),
   ),
   Mutation(
     'KL against the old policy',
     'mrl_jax/update/objectives.py',
-    'kl.estimate(logp_BT, rows.reference_logp_BT, settings.kl_form)',
-    'kl.estimate(logp_BT, logp_BT, settings.kl_form)',
+    'kl.estimate(logp_BS, rows.reference_logp_BS, settings.kl_form)',
+    'kl.estimate(logp_BS, logp_BS, settings.kl_form)',
     ('tests/update/test_objectives.py',),
   ),
   Mutation(
     'KL as a bonus',
     'mrl_jax/update/objectives.py',
-    'objective_BT -= settings.kl_weight * kl_BT',
-    'objective_BT += settings.kl_weight * kl_BT',
+    'objective_BS -= settings.kl_weight * kl_BS',
+    'objective_BS += settings.kl_weight * kl_BS',
     ('tests/update/test_objectives.py',),
   ),
   Mutation(
@@ -407,8 +449,8 @@ MUTATIONS = (
   Mutation(
     'HACPO ratios unbounded',
     'mrl_jax/update/objectives.py',
-    'logp_BT, rows.old_logp_BT, rows.mask_BT, _MAX_LOG_RATIO',
-    'logp_BT, rows.old_logp_BT, rows.mask_BT',
+    '    _MAX_LOG_RATIO,\n',
+    '',
     ('tests/update/test_objectives.py',),
   ),
   Mutation(
@@ -428,8 +470,8 @@ MUTATIONS = (
   Mutation(
     'entropy as a penalty',
     'mrl_jax/update/objectives.py',
-    'objective_BT += settings.entropy_weight',
-    'objective_BT -= settings.entropy_weight',
+    'objective_BS += settings.entropy_weight',
+    'objective_BS -= settings.entropy_weight',
     ('tests/update/test_objectives.py', 'tests/update/test_update.py'),
   ),
   Mutation(
@@ -589,15 +631,15 @@ MUTATIONS = (
   Mutation(
     'histogram of tokens that are masked',
     'mrl_jax/update/objectives.py',
-    'where=rows.mask_BT[..., None], dtype',
+    'where=rows.mask_BS[..., None], dtype',
     'dtype',
     ('tests/update/test_objectives.py',),
   ),
   Mutation(
     'histogram shifted by a bin',
     'mrl_jax/update/objectives.py',
-    'log_ratio_BT[..., None] > edges_11E',
-    'log_ratio_BT[..., None] > 0.1 + edges_11E',
+    'log_ratio_BS[..., None] > edges_11E',
+    'log_ratio_BS[..., None] > 0.1 + edges_11E',
     ('tests/update/test_objectives.py',),
   ),
   Mutation(

@@ -139,6 +139,7 @@ def _train_meshes(model, shape, devices, choices):
       if (
         rows % data == 0
         and model.d_model % (rows // data) == 0
+        and shape.prompts * shape.samples % rows == 0
         and any(_micro_rows(shape, (data, rows // data), choices.micro_rows))
       ):
         yield data, rows // data, tensor

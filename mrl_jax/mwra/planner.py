@@ -182,8 +182,9 @@ def _no_fit(name, model, shape, topology, chip, choices):
     sizes = ', '.join(map(str, topology.sizes()))
     return (
       f'policy {name} has no layout on {sizes} devices. Sizes of the data and '
-      f'fsdp axes together must divide train.micro_rows = {choices.micro_rows} '
-      'unless it is 0, that of the fsdp axis '
+      'fsdp axes together must divide train.prompts x train.samples = '
+      f'{shape.prompts * shape.samples}, and train.micro_rows = '
+      f'{choices.micro_rows} unless it is 0; that of the fsdp axis '
       f'd_model = {model.d_model}, and of the tensor axis '
       + ', '.join(
         f'{field} = {getattr(model, field)}' for field in layouts.SPLIT

@@ -69,7 +69,7 @@ def test_makespan_and_devices_are_those_of_brute_force(layers, devices):
     for i, n in enumerate(layers)
   }
   slices = plan(models, devices)
-  sizes = [n for n in range(1, devices + 1) if 24 % n == 0]
+  sizes = [n for n in range(1, devices + 1) if 8 % n == 0]
   seconds = {
     name: {n: cost(model, n).seconds for n in sizes}
     for name, model in models.items()
@@ -203,16 +203,13 @@ def test_the_error_may_have_more_devices_or_adapters():
   shape = examples.round_shape(
     prompts=4, prompt_tokens=4, response_tokens=4, logit_chunk=4
   )
-  # Over more than four devices, neither rows nor matrices can be split.
-  for d_model, change in (
-    (32, 'It fits on 8 devices'),
-    (4, 'It fits with --config.policies.a.lora.rank=16'),
+  for kv_heads, change in (
+    (2, 'It fits on 8 devices'),
+    (1, 'It fits with --config.policies.a.lora.rank=16'),
   ):
     model = examples.model(
       d_ff=4096,
-      d_model=d_model,
-      num_layers=32,
-      num_kv_heads=1,
+      num_kv_heads=kv_heads,
       remat='auto',
       dtype='bfloat16',
       param_dtype='bfloat16',
@@ -233,7 +230,11 @@ def test_the_error_names_what_the_tensor_axis_does_not_divide():
 
 
 def test_the_error_names_what_the_data_and_fsdp_axes_do_not_divide():
-  choices = dataclasses.replace(SPLIT, data=2, micro_rows=7)
+  choices = dataclasses.replace(SPLIT, data=2)
+  odd = dataclasses.replace(SHAPE, prompts=7)
+  with pytest.raises(checks.InputError, match=r'train\.samples = 7'):
+    plan({'a': examples.model()}, 2, shape=odd, choices=choices)
+  choices = dataclasses.replace(choices, micro_rows=7)
   with pytest.raises(checks.InputError, match=r'train\.micro_rows = 7'):
     plan({'a': examples.model()}, 2, choices=choices)
 

@@ -249,6 +249,8 @@ def test_the_scorer_gives_the_log_probabilities_that_the_update_sees():
     found = [score(state.params, decoder.NO_PARAMS, part) for part in packed]
   logp_BS = np.concatenate(jax.device_get(found))
   assert logp_BS.shape == (8, SLOTS)
+  mask_BS = np.concatenate([part.mask_BS for part in packed])
+  np.testing.assert_array_equal(logp_BS < 0, mask_BS)  # Not at prompts.
   _, statistics = step(state, {'own': packed})
   np.testing.assert_allclose(statistics['own/logp'], logp_BS.sum(), rtol=1e-5)
 
