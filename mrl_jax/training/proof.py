@@ -324,7 +324,7 @@ def show(
 
   Memory is what the program needs by XLA, what is in use beside it, and both
   together as planned. A chip receives so much by collectives in one execution, of
-  all micro-batches; `figures` has it by kind. Seconds are of compiling.
+  one micro-batch; `figures` has it by kind. Seconds are of compiling.
   """
   columns = ('program', 'rows', 'XLA', 'beside', 'plan', 'fits', 'received',
              'seconds')  # fmt: skip
