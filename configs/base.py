@@ -3,9 +3,9 @@
 All keys, with their defaults, ranges and meaning: mrl_jax/config_keys.py.
 
 The default job needs no download. Two small policies of different families,
-sizes and tokenizers learn arithmetic on 8 emulated CPU devices. A short
-supervised phase before RL (`warm_start`) gives each of them skills that the
-other lacks:
+sizes and tokenizers learn arithmetic, each on a device that the CPU emulates. A
+short supervised phase before RL (`warm_start`) gives each of them skills that
+the other lacks:
 
 - Both see every operation as a formula, `max 4 9 3`. Each sees only half of
   the operations in words, `the top score of 4 9 3`; the other half it never

@@ -41,7 +41,8 @@ def main(_):
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
   config, console = tpu_pod.CONFIG.value, console_lib.Console()
-  jax.config.update('jax_num_cpu_devices', config.mwra.emulated_devices)
+  devices = config_lib.settle_devices(config)
+  jax.config.update('jax_num_cpu_devices', devices)
   try:
     config_lib.check(config)
     topology = _TOPOLOGY.value

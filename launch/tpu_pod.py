@@ -38,6 +38,7 @@ def main(_):
   import jax
 
   from mrl_jax import checks
+  from mrl_jax import config as config_lib
   from mrl_jax import files
   from mrl_jax import workdir as workdir_lib
   from mrl_jax.training import job as job_lib
@@ -50,12 +51,13 @@ def main(_):
   workdir = _WORKDIR.value or os.path.join(
     'runs', f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}'
   )
-  jax.config.update('jax_num_cpu_devices', config.mwra.emulated_devices)
+  devices = config_lib.settle_devices(config)
+  jax.config.update('jax_num_cpu_devices', devices)
   jax.config.update(
     'jax_compilation_cache_dir',
     os.path.join(workdir_lib.cache_dir(config, workdir), 'xla'),
   )
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   console = console_lib.Console()
 
   def end(has_time):

@@ -103,6 +103,22 @@ def listens_to(policies: ml_collections.ConfigDict) -> dict[str, list[str]]:
   }
 
 
+def trained_here(config: ml_collections.ConfigDict) -> list[str]:
+  """The policies of this process; others have an address or a journal."""
+  return [
+    name
+    for name, policy in config.policies.items()
+    if not (policy.address or policy.journal)
+  ]
+
+
+def settle_devices(config: ml_collections.ConfigDict) -> int:
+  """Sets how many devices a CPU is to emulate, and returns it."""
+  one_each = max(1, len(trained_here(config)))
+  config.mwra.emulated_devices = config.mwra.emulated_devices or one_each
+  return config.mwra.emulated_devices
+
+
 def digest(values) -> str:
   """Sixteen characters that are equal for equal JSON values."""
   text = json.dumps(values, sort_keys=True)
@@ -160,7 +176,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'{_MAX_BFLOAT16_B2}, or state_dtype = float32',
     )
   require(
-    any(not (p.address or p.journal) for p in config.policies.values()),
+    trained_here(config),
     'every policy has an address or a journal; at least one must be trained '
     'here',
   )
@@ -304,10 +320,7 @@ def spool_bytes(config: ml_collections.ConfigDict) -> int:
   see, size = config.see, round_size(config)
   rounds = min(2 * config.checkpoint.every, config.train.rounds)
   rounds += see.max_staleness + _ROUNDS_WAITING
-  rounds *= sum(
-    not (policy.address or policy.journal)
-    for policy in config.policies.values()
-  )
+  rounds *= len(trained_here(config))
   # Encoded, names and numbers take more than `records.REST_BYTES`.
   encoded = size.bytes + 2 * records_lib.REST_BYTES * size.records + 2**20
   return see.spool_mib * 2**20 or rounds * encoded

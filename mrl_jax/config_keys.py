@@ -254,8 +254,9 @@ KEYS = {
   'thl.max_tokens': Key(16, "Of a peer's rollout, in own tokens.", 1),
   'thl.max_residual': Key(1.0, 'Of token boundaries not shared.', 0, 1),
   # MWRA, the planner.
+  # Where there is no accelerator. Each takes time; more show how slices differ.
   'mwra.emulated_devices': Key(
-    8, 'CPU devices to emulate where there is no accelerator.', 1
+    0, 'CPU devices to emulate; 0 is one for each policy.', 0
   ),
   # Sizes of every policy's mesh axes; 0 is the planner's choice.
   'mwra.data': Key(0, 'Of the data axis in training.', 0),

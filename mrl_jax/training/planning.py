@@ -59,9 +59,8 @@ def without_data(config: ml_collections.ConfigDict) -> dict[str, Sizes]:
   """The sizes of policies whose prompts are as long as the config allows."""
   context = inputs.context(config.sample.max_prompt_tokens)
   return {
-    name: Sizes(context, _vocabulary(policy))
-    for name, policy in config.policies.items()
-    if not (policy.address or policy.journal)
+    name: Sizes(context, _vocabulary(config.policies[name]))
+    for name in config_lib.trained_here(config)
   }
 
 
