@@ -172,40 +172,22 @@ def play_round(
 
   Every policy samples a group for each prompt and publishes what its method
   shares. Then every policy collects what its peers published, builds training
-  rows from it and from its own groups, and updates. Policies sample and update
-  at the same time, each on its own mesh: nothing waits for a device until its
-  result is needed.
+  rows from it and from its own groups, and updates. Policies are at work at the
+  same time, each on its own mesh.
   """
   complete, round = recorder.start(job), progress.rounds
   prompts = next(job.batches)
   groups = sample(job, prompts, round)
-  contexts, batches, scored, updates, real_slots = {}, {}, {}, {}, {}
-  for name, worker in job.workers.items():
-    with job.watch('sampling'):
-      key = _key(worker, _REFILL, round)
-      sampled = dynamic_sampling.refill(
-        job, worker, prompts, groups[name], round, key
-      )
-    contexts[name] = collect(job, progress, worker, sampled)
-    with job.watch('batches'):
-      batches[name] = job.method.batch(contexts[name])
-      mini_batches = worker.pack(sampled.prompts, batches[name])
-      real_slots[name] = packing.real_slots(mini_batches)
-    with job.watch('scoring'):
-      scored[name] = worker.rescore(mini_batches)
-    with job.watch('updates'):
-      updates[name] = worker.update(mini_batches)
-  with job.watch('scoring'):
-    jax.block_until_ready(scored)
-  with job.watch('updates'):
-    updates = jax.device_get(updates)
+  learned = dict(
+    parallel.each(
+      lambda worker: learn(job, progress, worker, prompts, groups[worker.name]),
+      job.workers,
+    )
+  )
   progress.rounds += 1
   results = {}
-  for name, context in contexts.items():
-    result = statistics.round_metrics(
-      name, round, groups[name], context, batches[name], updates[name]
-    )
-    result = msgspec.structs.replace(result, update_slots=real_slots[name])
+  for name in job.workers:
+    context, result = learned[name]
     if not math.isfinite(result.grad_norm):
       raise FloatingPointError(
         f'round {round}: the gradient of {name} is {result.grad_norm}. The last '
@@ -222,28 +204,59 @@ def sample(job: job_lib.Job, prompts, round: int) -> dict:
   """Samples a group for each prompt; each policy publishes when it finishes."""
 
   def sampled(worker):
-    return worker.sample(
-      prompts,
-      job.config.train.samples,
-      _key(worker, _SAMPLE, round),
-      planning.density(job.config.sample),
-      job.run,
-      round,
-    )
+    with job.watch('sampling'):
+      return worker.sample(
+        prompts,
+        job.config.train.samples,
+        _key(worker, _SAMPLE, round),
+        planning.density(job.config.sample),
+        job.run,
+        round,
+      )
 
   groups = {}
-  with job.watch('sampling'):
-    for name, groups[name] in parallel.each(sampled, job.workers):
-      job.endpoints[name].publish(
-        round,
-        publish.publish(
-          groups[name],
-          job.kinds,
-          texts=job.config.see.outcome_texts,
-          verifier=job.config.reward.verifier,
-        ),
-      )
+  for name, groups[name] in parallel.each(sampled, job.workers):
+    job.endpoints[name].publish(
+      round,
+      publish.publish(
+        groups[name],
+        job.kinds,
+        texts=job.config.see.outcome_texts,
+        verifier=job.config.reward.verifier,
+      ),
+    )
   return {name: groups[name] for name in job.workers}
+
+
+def learn(
+  job: job_lib.Job,
+  progress: progress_lib.Progress,
+  worker: worker_lib.Worker,
+  prompts,
+  groups: dynamic_sampling.Groups,
+) -> tuple[context_lib.Context, workdir.RoundMetrics]:
+  """Updates a policy; returns its context and the metrics of the round."""
+  round, watch = progress.rounds, job.watch
+  with watch('sampling'):
+    key = _key(worker, _REFILL, round)
+    sampled = dynamic_sampling.refill(job, worker, prompts, groups, round, key)
+  context = collect(job, progress, worker, sampled)
+  with watch('batches'):
+    batch = job.method.batch(context)
+    mini_batches = worker.pack(sampled.prompts, batch)
+    real_slots = packing.real_slots(mini_batches)
+  with watch('scoring'):
+    scored = worker.rescore(mini_batches)
+  with watch('updates'):
+    updates = worker.update(mini_batches)
+  with watch('scoring'):
+    jax.block_until_ready(scored)
+  with watch('updates'):
+    updates = jax.device_get(updates)
+  result = statistics.round_metrics(
+    worker.name, round, groups, context, batch, updates
+  )
+  return context, msgspec.structs.replace(result, update_slots=real_slots)
 
 
 def collect(

@@ -9,15 +9,24 @@ from mrl_jax.training import worker as worker_lib
 def each(
   function: Callable[[worker_lib.Worker], object],
   workers: Mapping[str, worker_lib.Worker],
+  cancel: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[str, object]]:
   """Yields the name of each policy and its result, in the order of finishing.
 
-  Policies that share a device take turns: programs of several devices must be
-  started on all of them in one order.
+  Every policy has a thread. Policies that share a device take turns: programs of
+  several devices must be started on all of them in one order. After an error, or
+  an interruption, `cancel` is called, and what runs is waited for.
   """
   devices = [d for w in workers.values() for d in w.spec.mesh.devices.flat]
   takes_turns = len({*devices}) < len(devices)
-  with futures.ThreadPoolExecutor(1 if takes_turns else len(workers)) as pool:
+  with futures.ThreadPoolExecutor(
+    1 if takes_turns or not workers else len(workers)
+  ) as pool:
     started = {pool.submit(function, w): name for name, w in workers.items()}
-    for future in futures.as_completed(started):
-      yield started[future], future.result()
+    try:
+      for future in futures.as_completed(started):
+        yield started[future], future.result()
+    except BaseException:
+      cancel()
+      pool.shutdown(cancel_futures=True)
+      raise

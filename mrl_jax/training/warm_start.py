@@ -1,9 +1,12 @@
 """Supervised training on worked examples, before any reinforcement."""
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import os
 import random
+import threading
 
 import jax
 import ml_collections
@@ -17,6 +20,7 @@ from mrl_jax import records
 from mrl_jax.models import hf_weights
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.training import display
+from mrl_jax.training import parallel
 from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import checkpoint
 from mrl_jax.update import objectives
@@ -43,11 +47,18 @@ def run(
       console.print(f'warm start of {name}: taken from {path}', markup=False)
       worker.start_from(params)
   totals = dict.fromkeys(trainers, steps)
+  cancelled = threading.Event()
   with display.live(console, 'warm start', totals) as advance:
-    for _ in range(steps):
-      losses = {name: trainer.step() for name, (trainer, _) in trainers.items()}
-      for name, loss in losses.items():
-        advance(name, f'loss {float(loss):.3f}')
+
+    def train(worker):
+      losses = []
+      while len(losses) < steps and not cancelled.is_set():
+        losses.append(trainers[worker.name][0].step())
+        # The device is at work on the last step while the host packs the next.
+        advance(worker.name, f'loss {float(losses[-2:][0]):.3f}')
+
+    training = {name: workers[name] for name in trainers}
+    collections.deque(parallel.each(train, training, cancelled.set), maxlen=0)
   for name, (trainer, path) in trainers.items():
     checkpoint.save_params(path, trainer.state.params)
     workers[name].start_from(trainer.state.params)
@@ -81,16 +92,14 @@ class Trainer:
       spec, {'own': objectives.LOG_LIKELIHOOD}, config.train.logit_chunk
     )
     self.state = spec.fresh(worker.state.params)
+    self._encoded = functools.cache(self._encode)
 
   def step(self) -> jax.Array:
     """Updates on the next batch; returns its loss, which may not be computed."""
-    policy, packer = self._worker.policy, self._worker.packer
-    prompt_ids, rows = [], []
+    packer, prompt_ids, rows = self._worker.packer, [], []
     for i in range(self._batch):
-      prompt, solution = next(self._demonstrations)
-      prompt_ids.append(policy.prompt_ids(prompt))
-      ids = policy.tokenizer.encode(solution.encode())
-      ids = np.append(ids, np.int32(policy.tokenizer.eos_id))
+      prompt, ids = self._encoded(*next(self._demonstrations))
+      prompt_ids.append(prompt)
       rows.append(rows_lib.demonstration(i, ids))
     weight = 1 / sum(len(row.ids) for row in rows)
     packed = packer.pack(prompt_ids, [(row, weight) for row in rows], 'own')
@@ -98,6 +107,13 @@ class Trainer:
       self.state, {'own': packed}, self._worker.frozen
     )
     return statistics['own/loss']
+
+  def _encode(self, prompt, solution):
+    """The tokens of a prompt and of its solution."""
+    policy = self._worker.policy
+    ids = policy.tokenizer.encode(solution.encode())
+    ids = np.append(ids, np.int32(policy.tokenizer.eos_id))
+    return policy.prompt_ids(prompt), ids
 
 
 def demonstrations(

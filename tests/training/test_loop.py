@@ -182,8 +182,8 @@ def test_policies_have_their_own_devices_and_shards(finished):
 
 
 def test_no_random_key_is_used_twice(finished):
-  # Two policies, with two rounds and two evaluations of two batches.
-  assert len(runs.KEYS) == len({*runs.KEYS}) == 2 * (2 + 2 * 2)
+  # Two policies, with two rounds and two evaluations.
+  assert len(runs.KEYS) == len({*runs.KEYS}) == 2 * (2 + 2)
 
 
 def test_the_learning_rate_decays_over_all_updates(monkeypatch):

@@ -59,3 +59,17 @@ def test_the_time_of_a_phase_that_fails_is_counted(clock, watch):
     clock.work(1)
     raise RuntimeError
   assert watch.lap()['sampling'] == 1
+
+
+def test_threads_share_the_time_that_they_are_in_phases(clock, watch):
+  with watch('sampling'):
+    clock.work(4)
+    with watch('updates'):  # Of another thread.
+      clock.work(8)
+      clock.verify(2)
+    clock.work(1)
+  clock.work(3)
+  assert watch.lap() == {
+    'sampling': 4 + 4 + 0.5 + 1, 'updates': 4 + 0.5, 'verification': 1,
+    'other': 3,
+  }  # fmt: skip
