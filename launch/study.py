@@ -130,6 +130,7 @@ def config(label: str, values: Sequence[str]) -> dict:
       cause = cause.args[0]
     raise checks.InputError(f'{label}: {cause.args[0]}') from error
   config_lib.check(defined.value)
+  config_lib.settle_devices(defined.value)  # As launch/tpu_pod.py does.
   return config_lib.flat(defined.value)
 
 

@@ -34,6 +34,27 @@ _MODELS = 'mrl_jax/models/'
 
 MUTATIONS = (
   Mutation(
+    'a row that takes a slot keeps the random key of the one before',
+    'mrl_jax/sampling/slots.py',
+    'key_B=new(slots.key_B, new_key_B)',
+    'key_B=slots.key_B',
+    ('tests/sampling/test_sampler.py',),
+  ),
+  Mutation(
+    'a row that takes a slot keeps the prompt of the one before',
+    'mrl_jax/sampling/slots.py',
+    "x_BKCE.at[slot_R].set(x_RKCE, mode='drop', unique_indices=True)",
+    'x_BKCE',
+    ('tests/sampling/test_sampler.py',),
+  ),
+  Mutation(
+    'a token is searched for from the end of the block before',
+    'mrl_jax/sampling/drawing.py',
+    'jnp.maximum(goal_B - before_B, 0.0)',
+    'goal_B',
+    ('tests/sampling/test_drawing.py',),
+  ),
+  Mutation(
     'every fusion that overlaps a collective counts as one',
     'mrl_jax/training/collectives.py',
     'if kind in KINDS and not _is_stage(instruction, computations[name]):',
@@ -510,17 +531,17 @@ MUTATIONS = (
     ('tests/models/test_attention.py',),
   ),
   Mutation(
-    'keys of a window in the wrong entries',
+    'a row sees the tokens of the row before it in its slot',
     _MODELS + 'cache.py',
-    '(slots - size) % size',
-    'slots % size + 1',
+    'seen_BR = before_1R <= age_B1',
+    'seen_BR = before_1R <= age_B1 + 1',
     ('tests/models/test_cache.py', 'tests/models/test_decoder.py'),
   ),
   Mutation(
-    'entries of the cache visible before they are written',
+    'a ring of another size begins at the wrong token',
     _MODELS + 'cache.py',
-    'held_S = slot - (slot - jnp.arange(size)) % size',
-    'held_S = slot - (slot - jnp.arange(size)) % size + size',
+    'before_R = 1 + (step - 1 - jnp.arange(size)) % size',
+    'before_R = 1 + (step - jnp.arange(size)) % size',
     ('tests/models/test_cache.py',),
   ),
   Mutation(
@@ -687,15 +708,15 @@ MUTATIONS = (
   Mutation(
     'verification counted twice',
     'mrl_jax/training/stopwatch.py',
-    'self._phases[phase] += seconds - inside',
-    'self._phases[phase] += seconds',
+    'left -= share',
+    'pass',
     ('tests/training/test_stopwatch.py',),
   ),
   Mutation(
     'laps that add up',
     'mrl_jax/training/stopwatch.py',
-    'self._phases.clear()',
-    'pass',
+    'phases, self._phases = self._phases, collections.defaultdict(float)',
+    'phases = self._phases',
     ('tests/training/test_stopwatch.py',),
   ),
   Mutation(

@@ -202,12 +202,8 @@ def sample_phases(
   steps = batches * shape.response_tokens
   filled = (
     state.weights
-    + most
-    * (
-      sizes_lib.cached(model, shape.prompt_tokens)
-      + sizes_lib.cached(model, shape.response_tokens)
-    )
-    / tensor
+    + most * sizes_lib.cached(model, shape.prompt_tokens) / tensor
+    + most * sizes_lib.cached(model, shape.response_tokens) / tensor
     + _HEAD * size * model.vocab_size * model.d_model / tensor
   )
   beside = state.resident - (state.weights - state.copy)

@@ -124,9 +124,7 @@ def admit(
     fold(jnp.broadcast_to(key, row_B.shape), index_P[place_B]), sample_B
   )
 
-  def put(x_BKCE, x_PKCE):
-    x_PKCE = cache_lib.of_prompts(x_PKCE, x_BKCE.shape[2])
-    return jnp.where(is_new_B[:, None, None, None], x_PKCE[place_B], x_BKCE)
+  put = _scattered if _is_one_part() else _selected
 
   def new(x_B, value_B):
     return jnp.where(is_new_B, value_B, x_B)
@@ -138,7 +136,10 @@ def admit(
     prompt_B=new(slots.prompt_B, valid_PC.sum(1, dtype=jnp.int32)[place_B]),
     live_B=slots.live_B | is_new_B,
     cache=[
-      layer._replace(k_BKCE=put(layer.k_BKCE, k), v_BKCE=put(layer.v_BKCE, v))
+      layer._replace(
+        k_BKCE=put(layer.k_BKCE, k, row_B, settings.samples),
+        v_BKCE=put(layer.v_BKCE, v, row_B, settings.samples),
+      )
       for layer, (k, v) in zip(slots.cache, kept, strict=True)
     ],
   )
@@ -148,6 +149,33 @@ def admit(
     count_B=is_new_B.astype(jnp.int32),
     live_B=slots.live_B,
   )
+
+
+def _is_one_part() -> bool:
+  """Whether slots are not sharded over the data axis."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return mesh.empty or mesh.shape['data'] == 1
+
+
+def _scattered(x_BKCE, x_PKCE, row_B, samples):
+  """Keys, or values, with those of new rows in their slots.
+
+  In place; over several parts of the data axis, XLA would gather the slots.
+  """
+  rows, slots = len(x_PKCE) * samples, len(row_B)
+  # The slot of each row; rows that have none are dropped.
+  slot_R = jnp.full(rows, slots).at[jnp.where(row_B < 0, rows, row_B)]
+  slot_R = slot_R.set(jnp.arange(slots), mode='drop')
+  x_PKCE = cache_lib.of_prompts(x_PKCE, x_BKCE.shape[2])
+  x_RKCE = jnp.repeat(x_PKCE, samples, axis=0)
+  return x_BKCE.at[slot_R].set(x_RKCE, mode='drop', unique_indices=True)
+
+
+def _selected(x_BKCE, x_PKCE, row_B, samples):
+  """The same; on one part, XLA would copy the prompts to all slots at once."""
+  x_PKCE = cache_lib.of_prompts(x_PKCE, x_BKCE.shape[2])
+  new_BKCE = x_PKCE[jnp.maximum(row_B, 0) // samples]
+  return jnp.where((row_B >= 0)[:, None, None, None], new_BKCE, x_BKCE)
 
 
 def decode(

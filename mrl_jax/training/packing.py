@@ -212,18 +212,18 @@ class Packer:
   def _sizes(self, count) -> list[int]:
     """The sizes of the micro-batches that so many packed rows are cut into.
 
-    A size is `train.micro_rows`, half or a quarter of it. With sizes 16, 8 and 4
-    as little padding as possible, and then as few micro-batches:
+    A size is `train.micro_rows`, or a quarter of it, if devices allow. With sizes
+    16 and 4 as little padding as possible, and then as few micro-batches:
 
-      27 packed rows  ->  16 8 4
+      23 packed rows  ->  16 4 4
     """
     micro = self.train.micro_rows
-    sizes = [micro // k for k in (1, 2, 4) if micro % (k * self.ways) == 0]
-    left, found = sizes_lib.multiple(count, sizes[-1]), []
-    for size in sizes:
-      found += [size] * (left // size)
-      left %= size
-    return found
+    few = next(k for k in (4, 2, 1) if micro % (k * self.ways) == 0)
+    whole, left = divmod(count, micro)
+    small = -(-left // (micro // few))
+    if small == few:
+      whole, small = whole + 1, 0
+    return [micro] * whole + [micro // few] * small
 
   def _columns(self, slots) -> dict[str, tuple[int, type]]:
     """The second dimension and the dtype of every array."""

@@ -31,7 +31,7 @@ def test_a_pair_is_planned_without_weights_data_or_network(tmp_path):
   path = tmp_path / 'plan.json'
   done = run('--config=configs/pairs/mrl.py', f'--json={path}')
   assert done.returncode == 0, done.stderr
-  assert 'Plan for 8 x cpu' in done.stdout
+  assert 'Plan for 2 x cpu' in done.stdout
   figures = json.loads(path.read_text())
   assert figures['proofs'] == {}
   qwen2, qwen3 = figures['plan']['policies'].values()

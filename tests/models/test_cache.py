@@ -1,4 +1,5 @@
 from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 import jax
 import numpy as np
@@ -60,8 +61,12 @@ def test_entries_worked_by_hand():
   assert seen(rings, 3, 4, [1, 1], [2, 2])[0] == [0, 1, 1, 1, 0]
 
 
+@settings(max_examples=50, deadline=None)
 @given(
-  st.integers(1, 6), st.integers(1, 12), st.integers(0, 9), st.integers(0, 9)
+  st.sampled_from([1, 3, 6]),
+  st.integers(1, 12),
+  st.integers(0, 9),
+  st.integers(0, 9),
 )
 def test_a_row_sees_its_own_tokens_and_no_others(ring, before, age, prompt):
   age, prompt = min(age, ring - 1), min(prompt, 4)
@@ -75,7 +80,10 @@ def test_a_row_sees_its_own_tokens_and_no_others(ring, before, age, prompt):
   assert sorted(found) == expected
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 12))
+@settings(max_examples=50, deadline=None)
+@given(
+  st.sampled_from([1, 3, 6]), st.sampled_from([1, 2, 6]), st.integers(0, 12)
+)
 def test_a_ring_of_another_size_has_the_last_tokens(size, other, steps):
   ring = layer(keys(0), keys(*[99] * size))
   for step in range(steps):

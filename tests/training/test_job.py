@@ -154,8 +154,18 @@ LORA = examples.model(lora=Lora(rank=1, alpha=1, target_modules=('q_proj',)))
 def test_the_trainer_scores_own_rows_where_it_may_differ_from_the_sampler(
   choice, method, model, by_trainer
 ):
+  config = examples.run_config(**{'train.old_logp': choice})
   method = algorithms.build(examples.settings(method))
-  assert planning._by_trainer(choice, method, model) == by_trainer
+  assert planning._by_trainer(config, method, model) == by_trainer
+
+
+@pytest.mark.parametrize(
+  'changes', [{'top_k': 5}, {'top_p': 0.9}, {'min_p': 0.1}]
+)
+def test_the_trainer_scores_rows_that_are_drawn_with_filters(changes):
+  config = examples.run_config(**{f'sample.{k}': v for k, v in changes.items()})
+  method = algorithms.build(examples.settings('grpo'))
+  assert planning._by_trainer(config, method, examples.model())
 
 
 @pytest.mark.parametrize(('dtype', 'size'), [('float32', 8), ('bfloat16', 4)])

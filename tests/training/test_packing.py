@@ -96,15 +96,13 @@ def test_rows_are_packed_one_after_the_other():
   ('rows', 'sizes', 'even'),
   [
     (1, [1], [2]),
-    (3, [2, 1], [4]),
+    (3, [1, 1, 1], [4]),
     (4, [4], [4]),
     (5, [4, 1], [4, 2]),
-    (7, [4, 2, 1], [4, 4]),
+    (7, [4, 1, 1, 1], [4, 4]),
   ],
 )
-def test_packed_rows_are_cut_into_micro_batches_of_three_sizes(
-  rows, sizes, even
-):
+def test_packed_rows_are_cut_into_micro_batches_of_two_sizes(rows, sizes, even):
   weighed = [(row(0, 5), 1.0)] * (2 * rows)
   packed = packer().pack(PROMPTS, weighed, 'own')
   assert [len(part.tokens_BS) for part in packed] == sizes
