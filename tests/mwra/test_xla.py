@@ -1,9 +1,11 @@
 """The cost model and the planner against what XLA says of compiled programs.
 
 Programs are those of `update.build_gradient`, `update.build_scorer` and
-`sampler.build`, at full depth, compiled ahead of time for TPU with jax 0.10.2 and
+`sampling.slots`, at full depth, compiled ahead of time for TPU with jax 0.10.2 and
 libtpu 0.0.42. `launch/plan.py --compile` compiles them for a plan.
 """
+
+import dataclasses
 
 import pytest
 
@@ -54,43 +56,46 @@ MODELS = {
     128_256, 32, 4096, 14_336, 32, 8, 128, tie_embeddings=False
   ),
 }
-# The peak memory of a chip in GiB. Update and scoring: (data, fsdp, tensor), rows of a micro-batch, prompt and
-# response tokens, chunk of logits.
+# The peak memory of a chip in GiB. Update and scoring: what is recomputed, (data,
+# fsdp, tensor), rows of a micro-batch, prompt and response tokens, chunk of logits.
 PASSES = [
-  ('own gradient', 'qwen2.5-0.5b', 'v5e', (1, 4, 1), 16, 1024, 1024, 2048, 2.799),
-  ('own gradient', 'qwen2.5-1.5b', 'v5e', (1, 4, 1), 16, 1024, 4096, 2048, 8.339),
-  ('own gradient', 'qwen3-1.7b', 'v5e', (1, 4, 1), 16, 1024, 4096, 2048, 9.702),
-  ('own gradient', 'qwen3-1.7b', 'v5p', (1, 4, 1), 16, 1024, 1024, 2048, 7.633),
-  ('own gradient', 'qwen3-1.7b, in pairs', 'v6e', (1, 4, 1), 8, 2048, 4096, 4096, 9.112),
-  ('own gradient', 'smollm3-3b', 'v5e', (1, 8, 1), 16, 2048, 4096, 4096, 7.510),
-  ('own gradient', 'smollm3-3b', 'v6e', (1, 8, 1), 16, 2048, 4096, 4096, 7.640),
-  ('own gradient', 'smollm3-3b', 'v6e', (1, 8, 1), 16, 1024, 1024, 2048, 6.150),
-  ('own gradient', 'llama3.2-3b, dots', 'v6e', (1, 4, 1), 16, 1024, 1024, 2048, 23.141),
-  ('own gradient', 'qwen3-4b', 'v5p', (1, 4, 1), 32, 1024, 4096, 8192, 25.352),
-  ('own gradient', 'llama3.1-8b', 'v6e', (1, 8, 1), 16, 1024, 4096, 2048, 17.740),
-  ('own gradient', 'llama3.1-8b', 'v5p', (1, 8, 1), 32, 1024, 4096, 8192, 22.200),
-  ('own gradient', 'qwen2.5-1.5b', 'v5e', (1, 4, 1), 32, 1024, 1024, 8192, 7.773),
-  ('own gradient', 'llama3.2-3b', 'v5e', (1, 8, 1), 32, 1024, 4096, 8192, 11.170),
-  ('own gradient', 'qwen3-4b, dots', 'v5p', (1, 4, 1), 4, 1024, 6144, 8192, 28.909),
-  ('own gradient', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 22.120),
-  ('own gradient', 'qwen3-1.7b', 'v5e', (1, 8, 1), 32, 2048, 4096, 8192, 8.06),
-  ('peer gradient', 'qwen3-1.7b', 'v5e', (1, 8, 1), 32, 2048, 6144, 8192, 9.53),
-  ('own scoring', 'qwen3-1.7b', 'v5e', (1, 8, 1), 32, 2048, 4096, 8192, 2.50),
-  ('own scoring', 'llama3.1-8b', 'v6e', (1, 8, 1), 32, 1024, 4096, 8192, 7.210),
+  ('own gradient', 'qwen2.5-1.5b', 'block', 'v5e', (1, 4, 1), 16, 1024, 4096, 8192, 8.153),
+  ('own scoring', 'qwen2.5-1.5b', 'block', 'v5e', (1, 4, 1), 16, 1024, 4096, 8192, 3.091),
+  ('own gradient', 'qwen3-1.7b', 'block', 'v5e', (1, 4, 1), 16, 1024, 4096, 8192, 9.428),
+  ('own scoring', 'qwen3-1.7b', 'block', 'v5e', (1, 4, 1), 16, 1024, 4096, 8192, 3.420),
+  ('own gradient', 'qwen3-1.7b', 'block', 'v5e', (1, 8, 1), 32, 2048, 4096, 8192, 7.909),
+  ('peer gradient', 'qwen3-1.7b', 'block', 'v5e', (1, 8, 1), 32, 2048, 6144, 8192, 9.378),
+  ('own scoring', 'qwen3-1.7b', 'block', 'v5e', (1, 8, 1), 32, 2048, 4096, 8192, 2.056),
+  ('peer scoring', 'qwen3-1.7b', 'block', 'v5e', (1, 8, 1), 32, 2048, 6144, 8192, 2.087),
+  ('own gradient', 'smollm3-3b', 'block', 'v5e', (1, 8, 1), 16, 2048, 4096, 8192, 7.397),
+  ('peer gradient', 'smollm3-3b', 'block', 'v5e', (1, 8, 1), 16, 2048, 6144, 8192, 9.223),
+  ('own scoring', 'smollm3-3b', 'block', 'v5e', (1, 8, 1), 16, 2048, 4096, 8192, 2.789),
+  ('peer scoring', 'smollm3-3b', 'block', 'v5e', (1, 8, 1), 16, 2048, 6144, 8192, 2.981),
+  ('own gradient', 'llama3.1-8b', 'dots', 'v5p', (1, 8, 1), 16, 1024, 4096, 8192, 40.848),
+  ('peer gradient', 'llama3.1-8b', 'dots', 'v5p', (1, 8, 1), 16, 1024, 6144, 8192, 52.059),
+  ('own scoring', 'llama3.1-8b', 'dots', 'v5p', (1, 8, 1), 16, 1024, 4096, 8192, 5.906),
+  ('own gradient', 'qwen3-4b', 'none', 'v5p', (1, 8, 1), 8, 1024, 4096, 8192, 47.460),
+  ('peer gradient', 'qwen3-4b', 'none', 'v5p', (1, 8, 1), 8, 1024, 6144, 8192, 63.272),
+  ('own scoring', 'qwen3-4b', 'none', 'v5p', (1, 8, 1), 8, 1024, 4096, 8192, 3.203),
 ]  # fmt: skip
 # Sampling: (data, 1, tensor), prompts, samples, prompt and response tokens.
 SAMPLING = [
-  ('qwen2.5-0.5b', 'v5e', (4, 1, 1), 16, 4, 512, 1024, 1.203),
-  ('qwen2.5-1.5b', 'v5e', (2, 1, 2), 16, 5, 1024, 1024, 2.548),
-  ('qwen3-1.7b', 'v5e', (8, 1, 1), 16, 8, 1024, 1024, 7.191),
-  ('qwen3-4b', 'v5p', (4, 1, 1), 16, 8, 1024, 4096, 31.243),
-  ('smollm3-3b', 'v5e', (8, 1, 1), 8, 8, 1024, 4096, 8.992),
-  ('llama3.1-8b', 'v5e', (1, 1, 8), 16, 8, 1024, 1024, 5.998),
-]
+  ('prefill', 'qwen2.5-1.5b', 'v5e', (2, 1, 2), 16, 8, 1024, 4096, 6.149),
+  ('decoding', 'qwen2.5-1.5b', 'v5e', (2, 1, 2), 16, 8, 1024, 4096, 5.972),
+  ('prefill', 'qwen3-1.7b', 'v5e', (1, 1, 4), 8, 8, 1024, 4096, 9.780),
+  ('decoding', 'qwen3-1.7b', 'v5e', (1, 1, 4), 8, 8, 1024, 4096, 9.697),
+  ('prefill', 'qwen3-1.7b', 'v5e', (1, 1, 8), 16, 8, 2048, 4096, 11.880),
+  ('decoding', 'qwen3-1.7b', 'v5e', (1, 1, 8), 16, 8, 2048, 4096, 11.001),
+  ('prefill', 'smollm3-3b', 'v5e', (2, 1, 4), 16, 8, 2048, 4096, 8.878),
+  ('decoding', 'smollm3-3b', 'v5e', (2, 1, 4), 16, 8, 2048, 4096, 8.313),
+  ('prefill', 'llama3.1-8b', 'v5p', (2, 1, 4), 64, 8, 1024, 4096, 45.756),
+  ('decoding', 'llama3.1-8b', 'v5p', (2, 1, 4), 64, 8, 1024, 4096, 44.269),
+  ('prefill', 'qwen3-4b', 'v5p', (2, 1, 4), 64, 8, 1024, 4096, 49.015),
+  ('decoding', 'qwen3-4b', 'v5p', (2, 1, 4), 64, 8, 1024, 4096, 47.464),
+]  # fmt: skip
 
 
-def _phase(program, name, chip, train, decode, rows, samples, *sizes):
-  model = MODELS[name]
+def _phase(program, model, chip, train, decode, rows, samples, *sizes):
   prompt, response, chunk = sizes
   shape = sizes_lib.RoundShape(
     prompts=rows,
@@ -107,20 +112,23 @@ def _phase(program, name, chip, train, decode, rows, samples, *sizes):
 
 @pytest.mark.parametrize('row', PASSES)
 def test_memory_of_passes_is_that_of_xla(row):
-  program, name, chip, mesh, rows, *sizes, gib = row
+  program, name, remat, chip, mesh, rows, *sizes, gib = row
+  model = dataclasses.replace(MODELS[name], remat=remat)
   decode = mesh[1], 1, 1
   kind = program.partition(' ')[2]
-  found = _phase(f'own {kind}', name, chip, mesh, decode, rows, 1, *sizes)
-  assert 0.95 < found.program / GIB / gib < 1.15
+  found = _phase(f'own {kind}', model, chip, mesh, decode, rows, 1, *sizes)
+  assert 0.95 < found.program / GIB / gib < 1.2
 
 
 @pytest.mark.parametrize('row', SAMPLING)
 def test_memory_of_sampling_is_that_of_xla(row):
-  name, chip, mesh, prompts, samples, prompt, response, gib = row
+  program, name, chip, mesh, prompts, samples, prompt, response, gib = row
   train = 1, mesh[0] * mesh[2], 1
   sizes = prompt, response, 1
-  found = _phase('sampling', name, chip, train, mesh, prompts, samples, *sizes)
-  assert 0.95 < found.program / GIB / gib < 1.15
+  found = _phase(
+    program, MODELS[name], chip, train, mesh, prompts, samples, *sizes
+  )
+  assert 0.95 < found.program / GIB / gib < 1.2
 
 
 def _policy(name, chip, refused, needed, change, peak, **shape):
