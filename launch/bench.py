@@ -3,6 +3,7 @@
 python launch/bench.py thl --json=thl.json
 python launch/bench.py see --response=4096
 python launch/bench.py policies --up_to=3
+python launch/bench.py sampler --batch=64
 python launch/bench.py memory --chunk=512
 python launch/bench.py bandit --groups=100000
 python launch/bench.py verify --hostile=0.02
@@ -20,6 +21,7 @@ from absl import logging
 import bench_bandit
 import bench_memory
 import bench_policies
+import bench_sampler
 import bench_see
 import bench_thl
 import bench_verify
@@ -35,6 +37,7 @@ BENCHMARKS = {
   'thl': bench_thl.run,
   'see': bench_see.run,
   'policies': bench_policies.run,
+  'sampler': bench_sampler.run,
   'memory': bench_memory.run,
   'bandit': bench_bandit.run,
   'verify': bench_verify.run,

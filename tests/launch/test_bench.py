@@ -92,6 +92,18 @@ def test_see_over_every_transport(figures):
   assert [*rows] == ['in process', 'journal', 'gRPC']
 
 
+def test_the_sampler_at_even_and_at_uneven_lengths(figures):
+  _, rows = figures(
+    'sampler',
+    *('--batch=4', '--requests=9', '--new=8', '--mean=3', '--repeat=1'),
+  )
+  even, uneven = rows['4 rows, even'], rows['4 rows at a time, uneven']
+  assert even['tokens'] == 4 * 8
+  assert even['real slots, %'] == 100
+  assert 9 <= uneven['tokens'] < 9 * 8
+  assert 0 < uneven['real slots, %'] <= 100
+
+
 def test_memory_is_bounded_by_the_chunk(figures):
   about, rows = figures(
     'memory',
