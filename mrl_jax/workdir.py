@@ -145,8 +145,8 @@ class RoundMetrics(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
-  failed. `update_slots` has the shares of slots of own and of peers' packed rows
-  that have a token. `exchange`, `residuals` and `rescued_by` are by sender.
+  failed. `slots` has the shares of slots that have a token: of those of 'sampling',
+  and of 'own' and 'peer' packed rows. `exchange`, `residuals` and `rescued_by` are by sender.
   `method` has the metrics of one method only, such as GRAFT's median
   compatibility.
   """
@@ -163,7 +163,7 @@ class RoundMetrics(_Struct):
   rollouts: Count | None = None
   rows_with_signal: Number = None
   grad_norm: Number = None
-  update_slots: dict[str, float] = {}
+  slots: dict[str, float] = {}
   own: Ratios = Ratios()
   peer: Ratios = Ratios()
   mismatch: Ratios = Ratios()

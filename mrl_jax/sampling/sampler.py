@@ -23,9 +23,8 @@ _REFILL = 8  # One in so many slots is free before prompts are read for them.
 _TAIL = 4  # At the end, slots are fewer by this factor, ...
 _SHORT = 64  # ... unless completions have fewer tokens than this.
 _LONG = 1024  # Tokens from which on the ring of the cache grows in stages.
-_SHORT_CONTEXT = (
-  128  # Slots from which on shorter prompts are read in half of them.
-)
+# Slots of prompts from which on shorter ones are read in half of them.
+_LONG_CONTEXT = 128
 
 
 class Completion(NamedTuple):
@@ -51,8 +50,8 @@ class Sampler:
   for completions in sampler(params, frozen, prompt_ids, key):
     ...  # As soon as they have ended, in no particular order.
 
-  The fsdp axis of the mesh has size 1. `used` and `real` count the tokens that
-  the slots had time for while decoding, and those of completions among them.
+  The fsdp axis of the mesh has size 1. Of the last call, `used` counts the tokens
+  that slots had time for, and `real` those of completions among them.
   """
 
   def __init__(
@@ -91,6 +90,7 @@ class Sampler:
     The same key gives the same completions, however rows share the slots. `ends`
     may end completions that no stop token ends.
     """
+    self.used = self.real = 0
     batch = _Batch(self, (params, frozen), prompts, key, ends)
     while batch.waiting or batch.table.live_B.any():
       with jax.set_mesh(self.mesh):
@@ -277,7 +277,7 @@ def rings(length: int) -> list[int]:
 
 def contexts(context: int) -> list[int]:
   """The numbers of slots that prompts are padded to when they are read."""
-  return [context // 2, context] if context >= _SHORT_CONTEXT else [context]
+  return [context // 2, context] if context >= _LONG_CONTEXT else [context]
 
 
 def _multiple(n, of):

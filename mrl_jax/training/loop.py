@@ -256,7 +256,8 @@ def learn(
   result = statistics.round_metrics(
     worker.name, round, groups, context, batch, updates
   )
-  return context, msgspec.structs.replace(result, update_slots=real_slots)
+  slots = {'sampling': worker.sampled_slots, **real_slots}
+  return context, msgspec.structs.replace(result, slots=slots)
 
 
 def collect(

@@ -19,7 +19,7 @@ _TOPICS = {
   'learning': 'reward accuracy all_fail_groups zero_signal_groups '
   'rows_with_signal rescue_rate rescued_by',
   'responses': 'response_length stopped entropy rollouts verified',
-  'update': 'grad_norm update_slots own peer mismatch',
+  'update': 'grad_norm slots own peer mismatch',
   'exchange': 'exchange peer_records peer_records_unused peer_rows '
   'peer_rows_refused refused',
   'thl': 'residuals',

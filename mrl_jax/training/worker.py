@@ -67,6 +67,8 @@ class Worker:
     if model.lora is None:
       self.freeze(decoder_lib.NO_PARAMS)
     self._sampler = functools.cache(self._build_sampler)
+    # The share of slots with a token, of the last completions.
+    self.sampled_slots = 0.0
     self._update = update.build(self.spec, self.objectives, chunk, temperature)
     self._score = update.build_scorer(model, mesh, chunk, temperature)
 
@@ -106,17 +108,17 @@ class Worker:
     """
     batch = min(batch or len(prompts), self.config.sample.batch or len(prompts))
     sample = self._sampler(per_prompt, density, batch)
-    completions = itertools.chain.from_iterable(
-      sample(
-        self._move(self.state.params),
-        self._frozen_to_decode,
-        [self.policy.prompt_ids(prompt) for prompt in prompts],
-        key,
-        rollouts_lib.ends(self.policy.tokenizer, self.config.sample.stop),
-      )
+    finished = sample(
+      self._move(self.state.params),
+      self._frozen_to_decode,
+      [self.policy.prompt_ids(prompt) for prompt in prompts],
+      key,
+      rollouts_lib.ends(self.policy.tokenizer, self.config.sample.stop),
     )
+    completions = [*itertools.chain.from_iterable(finished)]
+    self.sampled_slots = sample.real / sample.used
     rollouts = rollouts_lib.of_completions(
-      [*completions],
+      completions,
       records.Header(
         run=run,
         round=round,

@@ -154,7 +154,7 @@ for arguments in json.loads(sys.argv[1]):
 print(json.dumps(endings))
 """
 MISTAKES = {
-  (): 'name a benchmark; known: thl, see, policies, memory, bandit',
+  (): 'name a benchmark; known: thl, see, policies, sampler, memory, bandit',
   ('bandit', '--groups=6'): '6 groups; they must be a multiple of the batch',
   ('policies', '--up_to=0'): 'flag --up_to=0',
   ('memory', '--chunk=0'): 'flag --chunk=0',

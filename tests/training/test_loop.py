@@ -99,7 +99,8 @@ def test_a_run_writes_its_plan_metrics_checkpoints_and_summary(finished):
     (round, policy) for round in range(2) for policy in POLICIES
   ]
   assert all(row['grad_norm'] > 0 for row in rows)
-  assert all(0 < row['update_slots']['own'] <= 1 for row in rows)
+  for row in rows:
+    assert all(0 < row['slots'][part] <= 1 for part in ('sampling', 'own'))
   assert [row['round'] for row in rows if 'heldout_accuracy' in row] == [1, 1]
   assert {*POLICIES, 'hyperparameters'} <= {
     *os.listdir(os.path.join(workdir, 'tensorboard'))

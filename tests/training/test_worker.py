@@ -1,4 +1,5 @@
 import dataclasses
+from unittest import mock
 
 import jax
 import numpy as np
@@ -51,7 +52,9 @@ def give(monkeypatch):
 
     def build(model, mesh, settings, *, prompts, context):
       built.append((settings, prompts, context))
-      return lambda *_: iter([completions[:1], completions[1:]])
+      given = mock.Mock(return_value=iter([completions[:1], completions[1:]]))
+      given.used, given.real = 8, 2
+      return given
 
     monkeypatch.setattr(sampler, 'Sampler', build)
     monkeypatch.setattr(worker, '_sampler', worker._build_sampler)

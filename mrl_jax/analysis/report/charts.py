@@ -140,11 +140,12 @@ OF_METHOD = (
 )
 PEER_ROWS = Curve("Peers' rows trained on", 'rows', 'peer_rows')
 SLOTS = (
-  Curve('Own update slots with a token', '% of slots', 'update_slots.own'),
+  Curve('Sampling slots with a token', '% of slots', 'slots.sampling'),
+  Curve('Own update slots with a token', '% of slots', 'slots.own'),
   Curve(
     "Peers' update slots with a token",
     '% of slots',
-    'update_slots.peer',
+    'slots.peer',
     _no_peers,
   ),
 )
