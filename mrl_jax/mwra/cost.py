@@ -157,7 +157,7 @@ def sample_phases(
   # What a device receives. Nothing is moved or copied if nothing changes.
   moved = (1 - 1 / state.parts) * state.copy
   batches = math.ceil(shape.prompts / layout.sample_batch)
-  together = _together(shape, layout, shape.prompts)
+  together = _together(layout, shape.prompts)
   prompts = sizes_lib.multiple(together, data) // data
   rows = prompts * shape.samples
   # Of training and evaluation, what is larger.
@@ -167,9 +167,7 @@ def sample_phases(
       *(
         (local, local * g)
         for p, g in ((shape.prompts, shape.samples), shape.evaluated)
-        for local in [
-          sizes_lib.multiple(_together(shape, layout, p), data) // data
-        ]
+        for local in [sizes_lib.multiple(_together(layout, p), data) // data]
       ),
       strict=True,
     )
@@ -231,10 +229,9 @@ def sample_phases(
   }
 
 
-def _together(shape, layout, prompts):
+def _together(layout, prompts):
   """How many of so many prompts are sampled at a time, padding included."""
-  every = layout.sample_batch == shape.most_prompts
-  return prompts if every else layout.sample_batch
+  return min(prompts, layout.sample_batch)
 
 
 def _pass(model, shape, layout, chip, rows, length, name):
