@@ -145,9 +145,9 @@ class RoundMetrics(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
-  failed. `slots` has the shares of slots that have a token: of those of 'sampling',
-  and of 'own' and 'peer' packed rows. `exchange`, `residuals` and `rescued_by` are by sender.
-  `method` has the metrics of one method only, such as GRAFT's median
+  failed. `slots` has the shares of slots with a token: in 'sampling', and of
+  'own' and 'peer' packed rows. `exchange`, `residuals` and `rescued_by` are by
+  sender. `method` has the metrics of one method only, such as GRAFT's median
   compatibility.
   """
 

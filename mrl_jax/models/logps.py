@@ -12,9 +12,8 @@ from mrl_jax.models import sharding
 class Scores(NamedTuple):
   """Log-probabilities and entropies of tokens under a policy."""
 
-  logp_BS: (
-    jax.Array
-  )  # f32, of each token, given the tokens of its row before it.
+  # f32, of each token, given the tokens of its row before it.
+  logp_BS: jax.Array
   # f32, in nats, of the distribution that each token is drawn from; None if it
   # was not asked for.
   entropy_BS: jax.Array | None = None

@@ -8,7 +8,7 @@ parameters in bfloat16, with rows of 1,024 to 8,192 tokens, compiled ahead of ti
 for v5e, v5p and v6e. Most are from refusals: with the compiler option
 `xla_tpu_max_hbm_size_mib` below its need, XLA says in seconds what a program
 needs. For 30 programs that were compiled at full depth (`tests/mwra/test_xla.py`)
-the model is between 5% below XLA and 20% above, for all but three at most 15%.
+the model is between 5% below XLA and 20% above, for all but two at most 15%.
 GPUs and CPUs use the same constants, unmeasured.
 
 Seconds are a roofline, and so lower bounds: the largest of the times for
@@ -230,7 +230,7 @@ def sample_phases(
 
 
 def _together(layout, prompts):
-  """How many of so many prompts are sampled at a time, padding included."""
+  """How many of so many prompts are sampled at a time."""
   return min(prompts, layout.sample_batch)
 
 
@@ -300,14 +300,10 @@ def _pass(model, shape, layout, chip, rows, length, name):
   return Phase(
     program=program,
     beside=state.resident - state.trained - state.base,
-    # Half and quarter micro-batches have the rest.
-    compute=packed
-    / micro
-    * shape.mini_batches
-    * 2
-    * products
-    / tensor
-    / chip.flops,
+    # Smaller micro-batches have the rest.
+    compute=shape.mini_batches
+    * (packed / micro)
+    * (2 * products / tensor / chip.flops),
     memory=micros * moved / chip.hbm_bandwidth,
     links=micros * links / chip.link_bandwidth,
   )

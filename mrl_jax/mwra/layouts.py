@@ -157,7 +157,7 @@ def _micro_rows(shape, train, fixed):
   ways = train[0] * train[1]
   if fixed:
     return [fixed] if fixed % ways == 0 else []
-  # A mini-batch is cut into these, halves and quarters (`training/packing.py`).
+  # A mini-batch is cut into these and quarters of them (`training/packing.py`).
   # Responses are shorter than they can be: of much larger micro-batches, much
   # would be padding.
   most = shape.packed_rows(shape.prompts * shape.samples, shape.response_tokens)

@@ -6,7 +6,7 @@ programs of many steps (`slots`), and the host decides what comes next.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import functools
 from typing import NamedTuple
 
@@ -36,11 +36,6 @@ class Completion(NamedTuple):
   sampling_logp: np.ndarray  # f32, in the density that was sampled from.
   policy_logp: np.ndarray  # f32, in softmax(logits).
   stopped: bool  # Whether it ended by itself, and not by its length.
-
-
-# Given the ids of a completion so far, and how many of them are new: how many it
-# has when it ends among the new ones, or None if it goes on.
-Ends = Callable[[np.ndarray, int], int | None]
 
 
 class Sampler:
@@ -83,15 +78,13 @@ class Sampler:
     frozen: nnx.State,
     prompts: Sequence[np.ndarray],
     key: jax.Array,
-    ends: Ends | None = None,
   ) -> Iterator[list[Completion]]:
     """Samples G completions of every prompt, given as token ids.
 
-    The same key gives the same completions, however rows share the slots. `ends`
-    may end completions that no stop token ends.
+    The same key gives the same completions, however rows share the slots.
     """
     self.used = self.real = 0
-    batch = _Batch(self, (params, frozen), prompts, key, ends)
+    batch = _Batch(self, (params, frozen), prompts, key)
     while batch.waiting or batch.table.live_B.any():
       with jax.set_mesh(self.mesh):
         completions = batch.advance()
@@ -102,9 +95,9 @@ class Sampler:
 class _Batch:
   """Prompts that are being sampled."""
 
-  def __init__(self, sampler, weights, prompts, key, ends):
+  def __init__(self, sampler, weights, prompts, key):
     self._sampler, self._weights = sampler, weights
-    self._prompts, self._key, self._ends = prompts, key, ends
+    self._prompts, self._key = prompts, key
     spread, samples = sampler.mesh.shape['data'], sampler.settings.samples
     most = min(sampler.prompts, len(prompts))
     # Prompts that fill all slots, or a part of them.
@@ -137,7 +130,7 @@ class _Batch:
       needed = needed or len(table.live_B) - self._tail
       drawn = self._decode(free, needed)
       sampler.used += len(drawn.count_B) * int(drawn.count_B.max())
-    completions = table.add(drawn, self._ends)
+    completions = table.add(drawn)
     sampler.real += sum(len(completion.ids) for completion in completions)
     return completions
 
@@ -182,7 +175,6 @@ class _Batch:
     self._slots, drawn = sampler.decode(
       *self._weights,
       self._slots,
-      table.ended_B,
       np.int32(needed or rows),
       np.int32(min(WIDTH, ring + 1 - table.oldest)),
     )
@@ -205,8 +197,6 @@ class Table:
     """Slots without rows."""
     self._stop_ids = frozenset(stop_ids)
     self.live_B = np.zeros(rows, bool)
-    # Rows that have ended in a way that the device does not know.
-    self.ended_B = np.zeros(rows, bool)
     self._prompt_B = np.zeros(rows, np.int32)
     self._sample_B = np.zeros(rows, np.int32)
     self._count_B = np.zeros(rows, np.int32)
@@ -227,7 +217,7 @@ class Table:
     row_B[slots] = rows
     self._prompt_B[slots] = np.repeat(prompts, samples)
     self._sample_B[slots] = rows % samples
-    self._count_B[slots], self.ended_B[slots] = 0, False
+    self._count_B[slots] = 0
     return row_B
 
   def keep(self, slots: np.ndarray) -> None:
@@ -236,7 +226,7 @@ class Table:
       if isinstance(value, np.ndarray):
         setattr(self, name, value[slots])
 
-  def add(self, drawn: slots_lib.Drawn, ends: Ends | None) -> list[Completion]:
+  def add(self, drawn: slots_lib.Drawn) -> list[Completion]:
     """Adds tokens to their rows; returns the rows that have ended with them."""
     most = drawn.token_BN.shape[1]
     b, n = np.nonzero(np.arange(most)[None, :] < drawn.count_B[:, None])
@@ -245,19 +235,11 @@ class Table:
     self._sampling_logp_BT[b, t] = drawn.sampling_logp_BN[b, n]
     self._policy_logp_BT[b, t] = drawn.policy_logp_BN[b, n]
     self._count_B += drawn.count_B
-    self.live_B = drawn.live_B & ~self.ended_B
-    finished = []
-    for slot in np.flatnonzero(drawn.count_B):
-      count = self._count_B[slot]
-      last = ends and ends(self._ids_BT[slot, :count], drawn.count_B[slot])
-      if last:
-        self._count_B[slot] = last
-        self.ended_B[slot], self.live_B[slot] = True, False
-      if not self.live_B[slot]:
-        finished.append(self._completion(slot, bool(last)))
-    return finished
+    self.live_B = drawn.live_B
+    ended_B = (drawn.count_B > 0) & ~drawn.live_B
+    return [self._completion(slot) for slot in np.flatnonzero(ended_B)]
 
-  def _completion(self, slot, is_ended) -> Completion:
+  def _completion(self, slot) -> Completion:
     count = self._count_B[slot]
     ids = self._ids_BT[slot, :count].copy()
     return Completion(
@@ -266,7 +248,7 @@ class Table:
       ids=ids,
       sampling_logp=self._sampling_logp_BT[slot, :count].copy(),
       policy_logp=self._policy_logp_BT[slot, :count].copy(),
-      stopped=is_ended or int(ids[-1]) in self._stop_ids,
+      stopped=int(ids[-1]) in self._stop_ids,
     )
 
 

@@ -181,7 +181,6 @@ def _selected(x_BKCE, x_PKCE, row_B, samples):
 def decode(
   decoder: decoder_lib.Decoder,
   slots: Slots,
-  ended_B: jax.Array,
   until: jax.Array,
   most: jax.Array,
   *,
@@ -193,14 +192,12 @@ def decode(
   Args:
     decoder: the policy.
     slots: the state; no row has sampled more tokens than the ring holds.
-    ended_B: rows that have ended for a reason that is not known here.
     until: number of free slots that ends it; it ends without live rows, too.
     most: the most tokens of a row to sample, `width` at most.
     width: N of the result.
     settings: what is sampled.
   """
-  slots = dataclasses.replace(slots, live_B=slots.live_B & ~ended_B)
-  rows = len(ended_B)
+  rows = len(slots.live_B)
   drawn = Drawn(
     token_BN=jnp.zeros((rows, width), jnp.int32),
     sampling_logp_BN=jnp.zeros((rows, width)),
@@ -296,7 +293,7 @@ def build_decode(
 
   It consumes the slots.
   """
-  arguments = sharding.rows(mesh), *(sharding.replicated(mesh),) * 2
+  arguments = (sharding.replicated(mesh),) * 2
   return _build(model, mesh, decode, arguments, width=width, settings=settings)
 
 

@@ -149,7 +149,6 @@ def _sampling(training, config, state, frozen, copied) -> list[Program]:
         (
           *weights,
           slots,
-          shape((rows,), bool),
           shape((), jnp.int32),
           shape((), jnp.int32),
         ),

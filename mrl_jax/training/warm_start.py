@@ -51,11 +51,16 @@ def run(
   with display.live(console, 'warm start', totals) as advance:
 
     def train(worker):
-      losses = []
-      while len(losses) < steps and not cancelled.is_set():
-        losses.append(trainers[worker.name][0].step())
-        # The device is at work on the last step while the host packs the next.
-        advance(worker.name, f'loss {float(losses[-2:][0]):.3f}')
+      trainer, before = trainers[worker.name][0], None
+      for _ in range(steps):
+        if cancelled.is_set():
+          break
+        loss = trainer.step()
+        # The loss of the step before: the device may be at work on this one.
+        advance(
+          worker.name, '' if before is None else f'loss {float(before):.3f}'
+        )
+        before = loss
 
     training = {name: workers[name] for name in trainers}
     collections.deque(parallel.each(train, training, cancelled.set), maxlen=0)

@@ -113,7 +113,6 @@ class Worker:
       self._frozen_to_decode,
       [self.policy.prompt_ids(prompt) for prompt in prompts],
       key,
-      rollouts_lib.ends(self.policy.tokenizer, self.config.sample.stop),
     )
     completions = [*itertools.chain.from_iterable(finished)]
     self.sampled_slots = sample.real / sample.used
@@ -131,7 +130,7 @@ class Worker:
       ),
       prompts,
       self.policy.tokenizer,
-      density.temperature,
+      density,
       self.config.train.mask_truncated,
     )
     judgements = self.judge_responses(

@@ -40,7 +40,7 @@ def sampler(prompts=7, mesh=(1, 1, 1), density=POLICY, stop_ids=STOP_IDS):
   )
 
 
-def sample(sampler, prompts=PROMPTS, seed=0, ends=None):
+def sample(sampler, prompts=PROMPTS, seed=0):
   """The completions of all prompts, by prompt and sample."""
   params = nnx.state(decoders.decoder())
   found = [
@@ -50,7 +50,6 @@ def sample(sampler, prompts=PROMPTS, seed=0, ends=None):
       decoder_lib.NO_PARAMS,
       prompts,
       jax.random.key(seed),
-      ends,
     )
     for completion in completions
   ]
@@ -169,18 +168,6 @@ def test_every_call_prompt_and_sample_draws_other_tokens():
   assert_same(draws[0], draws[2])
 
 
-def test_a_completion_may_end_where_the_caller_says():
-  # At the third token, wherever the host looks; and never in the second row.
-  def ends(ids, new):
-    first = len(ids) - new
-    return 3 if first < 3 <= len(ids) else None
-
-  found = sample(sampler(2), ends=ends)
-  for c, whole in zip(found, sampled(), strict=True):
-    assert c.ids.tolist() == whole.ids[:3].tolist()
-    assert c.stopped == (len(whole.ids) >= 3 or whole.stopped)
-
-
 class Device:
   """In place of the programs of a sampler: rows of known lengths."""
 
@@ -203,7 +190,7 @@ class Device:
     self.left_B[new_B] = self._lengths_PG[index_P[p], g]
     return state, self._drawn(new_B[:, None].astype(int))
 
-  def decode(self, state, ended_B, until, most):
+  def decode(self, state, until, most):
     steps = 1
     while steps < most and (self.left_B <= steps).sum() < until:
       steps += 1
@@ -231,7 +218,7 @@ def share(lengths_PG, prompts, longest):
   """The share of real tokens, for completions of these lengths."""
   device = Device(lengths_PG, prompts, longest)
   tokens = [np.ones(1, np.int32)] * len(lengths_PG)
-  batch = sampler_lib._Batch(device, (), tokens, jax.random.key(0), None)
+  batch = sampler_lib._Batch(device, (), tokens, jax.random.key(0))
   lengths = []
   while batch.waiting or batch.table.live_B.any():
     lengths += [len(c.ids) for c in batch.advance()]

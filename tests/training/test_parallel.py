@@ -50,3 +50,16 @@ def test_an_error_of_one_policy_is_raised():
 
   with pytest.raises(ValueError, match='of b'):
     dict(parallel.each(fail, workers((0,), (1,))))
+
+
+def test_an_error_of_one_policy_cancels_the_others():
+  cancelled = threading.Event()
+
+  def run(worker):
+    if worker.name == 'a':
+      raise ValueError('of a')
+    assert cancelled.wait(20)
+
+  with pytest.raises(ValueError, match='of a'):
+    dict(parallel.each(run, workers((0,), (1,)), cancelled.set))
+  assert cancelled.is_set()

@@ -168,6 +168,28 @@ def test_states_of_policies_that_take_turns_stay(monkeypatch, time_share):
   assert update.beside == time_share * state
 
 
+@pytest.mark.parametrize('name', ['own gradient', 'own scoring'])
+def test_passes_over_rows_are_compiled_with_the_options_of_their_platform(
+  monkeypatch, name
+):
+  monkeypatch.setattr(
+    sharding, 'compiler_options', lambda mesh: {'xla_no_such_option': '1'}
+  )
+  found, _ = programs(**{'method.name': 'gspo'})
+  with pytest.raises(jax.errors.JaxRuntimeError, match='xla_no_such_option'):
+    proof.compile_program(found[name])
+
+
+def test_only_tpu_has_options():
+  def options(platform):
+    device = types.SimpleNamespace(platform=platform)
+    mesh = types.SimpleNamespace(devices=np.array([[device]]))
+    return sharding.compiler_options(mesh)
+
+  assert 'windowed_einsum' in str(options('tpu'))
+  assert options('cpu') == options('gpu') == {}
+
+
 REFUSALS = [
   (
     'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '

@@ -122,6 +122,12 @@ def test_every_stop_token_ends_a_rollout(change, give):
   assert rollout.payload == tokenizer.decode([40, 41])
 
 
+def test_rollouts_name_the_density_that_they_are_drawn_from():
+  (rollout, *_), *_ = sample(temperature=0.5, top_p=0.9)
+  assert records.fault(rollout) is None
+  assert (rollout.temperature, rollout.top_p) == (0.5, 0.9)
+
+
 def test_rollouts_are_in_order_however_they_were_finished(give):
   group, _ = give(
     completion(42, sample=2), completion(40), completion(41, sample=1)
@@ -197,18 +203,6 @@ def test_as_many_prompts_are_sampled_at_a_time_as_the_config_says(
   worker.sample(PROMPTS, 1, jax.random.key(0), drawing.Density(), 'run', 7)
   worker.sample(PROMPTS, 1, jax.random.key(0), drawing.Density(), 'run', 7, 1)
   assert [prompts for _, prompts, _ in built] == [1, most, 1]
-
-
-def test_a_stop_string_ends_a_completion(change):
-  whole = sample()
-  text = whole[0][0].payload
-  assert len(text) > 2
-  change(settings={'sample.stop': (text[1:3].decode('latin-1'),)})
-  rollout, tokenizer = sample()[0][0], workers.worker().policy.tokenizer
-  assert rollout.finish == 'stop'
-  assert whole[0][0].payload.startswith(rollout.payload)
-  assert text[1:3] in rollout.payload
-  assert text[1:3] not in tokenizer.decode(rollout.ids[:-1])
 
 
 def test_scores_are_the_log_probabilities_of_the_sampler():
