@@ -42,6 +42,7 @@ _TEXT_BYTES = 16
 # Rounds of a peer of another process that wait at most: it cannot publish a third
 # before it has this process's second, unless nobody is waited for any more.
 _ROUNDS_WAITING = 2
+_ENCODABLE = re.compile(r'[^\ud800-\udfff]+')  # Text that has bytes in UTF-8.
 _NAMED = re.compile(r'(?<=^policies\.)[^.]+')
 
 
@@ -146,6 +147,12 @@ def check(config: ml_collections.ConfigDict) -> None:
   )
   require(bool(config.data.families), 'data.families is empty')
   require(bool(config.reward.marker), 'reward.marker is empty')
+  for string in config.sample.stop:
+    require(
+      isinstance(string, str) and bool(_ENCODABLE.fullmatch(string)),
+      f'sample.stop has {string!r}; it must have strings of at least one '
+      'character, without halves of surrogate pairs',
+    )
   functions, weights = config.reward.functions, config.reward.weights
   require(
     len(functions) == len(weights) > 0,

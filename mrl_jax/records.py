@@ -5,7 +5,7 @@ a record runs no code.
 """
 
 import math
-from typing import Annotated, get_args, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +20,11 @@ WHOLE_GROUP = -1  # The sample number of a record about a whole group.
 _MOST = 2**31 - 1  # Bound of counts.
 _ROUNDING = 1e-6  # Relative error that sums of rewards may have.
 
-Finish = Literal['stop', 'length']
+# How a completion ended: with a stop token, the last of its ids; with a stop
+# string (`sample.stop`), which its last token completes, and no stop token; or
+# at the length limit. Peers that do not know a value refuse the record.
+Finish = Literal['stop', 'stop_string', 'length']
+ENDED = ('stop', 'stop_string')  # The policy ended it; it was not cut off.
 # 'timeout' and 'crash': the comparison took too much time or memory. That is no
 # verdict on the answer, which earns nothing.
 Verdict = Literal['correct', 'wrong', 'unparsable', 'timeout', 'crash']
@@ -62,7 +66,7 @@ class Rollout(_Strict, tag='rollout', kw_only=True, eq=False):
 
   header: Header
   payload: bytes  # The completion's bytes, without the stop token.
-  finish: Finish  # 'stop' if `ids` ends with a stop token, else 'length'.
+  finish: Finish
   ids: np.ndarray  # i32 [T], the sampled tokens.
   # i32 [T], bytes of each token, 0 for control tokens; they sum to the length of
   # the payload.
@@ -211,8 +215,10 @@ def _fault_of_rollout(record):
     return 'byte_lengths'
   if record.header.sample < 0:
     return 'sample'
-  ended = bool(len(record.ids)) and not record.byte_lengths[-1]
-  if record.finish not in _FINISHES or (record.finish == 'stop' and not ended):
+  # Only the last token of a completion can end it; control tokens have no bytes.
+  last = record.byte_lengths.item(-1) if shape[0] else None
+  fits = {'stop': last == 0, 'stop_string': bool(last), 'length': True}
+  if not fits.get(record.finish):
     return 'finish'
   for logp in (record.sampling_logp, record.policy_logp):
     if not -LARGEST <= _least(logp) <= _greatest(logp) <= 0:
@@ -236,7 +242,6 @@ def _greatest(array):
   return array.item(array.argmax()) if array.size else 0
 
 
-_FINISHES = get_args(Finish)
 _ARRAYS = {
   'ids': np.dtype(np.int32),
   'byte_lengths': np.dtype(np.int32),

@@ -59,6 +59,7 @@ def test_processes_of_one_run_may_differ_in_where_they_are_and_how_they_wait():
 def test_the_default_is_sound():
   config.check(examples.run_config())
   config.check(examples.run_config(**{'see.capacity_records': 48}))
+  config.check(examples.run_config(**{'sample.stop': ('\n\n', 'é')}))
   chat = {'template': 'chat', 'system': 'Hi', 'thinking': 'off'}
   chat = {f'policies.llama.{key}': value for key, value in chat.items()}
   for path in ('policies.llama.path', 'policies.llama.tokenizer.path'):
@@ -144,6 +145,9 @@ def test_every_key_is_explained_in_a_line(name):
     ({'policies': {}}, 'policies is empty'),
     ({'data.families': ()}, 'data.families is empty'),
     ({'reward.marker': ''}, 'reward.marker is empty'),
+    ({'sample.stop': ('\n\n', '')}, "sample.stop has ''; it must have strings"),
+    ({'sample.stop': (1,)}, 'sample.stop has 1; it must'),
+    ({'sample.stop': ('a\ud800',)}, r"sample.stop has 'a\\ud800'; it must"),
     ({'policies.llama.warm_start_families': ()}, 'llama.warm_start_families'),
     ({'policies.llama.lora.rank': 2}, 'give policies.llama.path'),
     # 32 rollouts of 2000 tokens of 17 bytes, and twice a text of 16 bytes each.

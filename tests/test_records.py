@@ -39,6 +39,7 @@ def header(**fields):
     SOUND,
     examples.rollout(b'', finish='stop'),
     examples.rollout(b'', finish='length'),
+    examples.rollout(finish='stop_string'),
     examples.rollout(logp=np.zeros(5, np.float32)),
     changed(finish='length', **NOTHING),
     changed(mask=~SOUND.mask, top_p=0.1, temperature=0.0, advantage=-2.0),
@@ -80,6 +81,8 @@ def test_sound_records_have_no_fault(record):
     ({'finish': 'tired'}, 'finish'),
     ({'payload': b'= 133', 'byte_lengths': lengths(1, 1, 1, 1, 1)}, 'finish'),
     (NOTHING, 'finish'),
+    ({'finish': 'stop_string'}, 'finish'),  # A stop token is behind the string.
+    ({'finish': 'stop_string', **NOTHING}, 'finish'),
     ({'policy_logp': -SOUND.policy_logp}, 'logp'),
     ({'sampling_logp': SOUND.sampling_logp * np.nan}, 'logp'),
     ({'policy_logp': np.full(5, -3e38, np.float32)}, 'logp'),

@@ -69,7 +69,7 @@ def visible(rollout: records.Rollout, lengths: Sequence[int]) -> list[str]:
 
   Different bytes are never written alike, and no token contains a space, so
   that tokens can be separated by spaces: b' a b' with lengths (2, 2) becomes
-  ['␣a', '␣b']. The last token of a rollout that stopped is end-of-sequence.
+  ['␣a', '␣b']. The stop token at the end of a rollout is end-of-sequence.
   """
   tokens = []
   for start, end in itertools.pairwise([0, *np.cumsum(lengths)]):

@@ -156,7 +156,7 @@ def _sums_over_samples(record) -> dict[str, float]:
       'samples': 1,
       'reward': record.reward,
       'successes': record.success,
-      'stopped': record.finish == 'stop',
+      'stopped': record.finish in records.ENDED,
       'tokens': len(record.ids),
     }
   sums = {'samples': record.count, 'successes': record.successes}

@@ -21,7 +21,7 @@ class Completion(NamedTuple):
   """A completion as reward functions see it."""
 
   text: str  # Bytes that are not UTF-8 are replaced.
-  finish: records.Finish  # 'stop' if the policy ended it, 'length' if cut off.
+  finish: records.Finish  # 'length' if it was cut off.
   tokens: int  # Its length, in tokens of the policy that sampled it.
   prompt: str  # The text of the prompt.
   gold: str  # The gold answer.

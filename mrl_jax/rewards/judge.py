@@ -53,13 +53,13 @@ class Judge:
   ) -> list[Judgement]:
     """Judges each completion; answers are verified in parallel."""
     began = time.perf_counter()
-    ended = [(c.text, c.gold) for c in completions if c.finish == 'stop']
+    ended = [(c.text, c.gold) for c in completions if c.finish in records.ENDED]
     results = self._verifier.verify_all(ended)
     if self._verifier.counted:
       self._counts.update(results)
     verdicts = iter(results)
     completions = [
-      c._replace(verdict=next(verdicts)) if c.finish == 'stop' else c
+      c._replace(verdict=next(verdicts)) if c.finish in records.ENDED else c
       for c in completions
     ]
     rewards = [0.0] * len(completions)

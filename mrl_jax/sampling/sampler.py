@@ -6,7 +6,8 @@ programs of many steps (`slots`), and the host decides what comes next.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -35,7 +36,12 @@ class Completion(NamedTuple):
   ids: np.ndarray  # i32, with the stop token.
   sampling_logp: np.ndarray  # f32, in the density that was sampled from.
   policy_logp: np.ndarray  # f32, in softmax(logits).
-  stopped: bool  # Whether it ended by itself, and not by its length.
+  finish: str  # `records.Finish`
+
+
+# Given the ids of a completion so far, and how many of them are new: how many
+# there are up to the new one that ends the completion, or None if it goes on.
+Ends = Callable[[np.ndarray, int], int | None]
 
 
 class Sampler:
@@ -78,13 +84,15 @@ class Sampler:
     frozen: nnx.State,
     prompts: Sequence[np.ndarray],
     key: jax.Array,
+    ends: Ends | None = None,
   ) -> Iterator[list[Completion]]:
     """Samples G completions of every prompt, given as token ids.
 
-    The same key gives the same completions, however rows share the slots.
+    The same key gives the same completions, however rows share the slots. `ends`
+    finds stop strings, which the device does not know.
     """
     self.used = self.real = 0
-    batch = _Batch(self, (params, frozen), prompts, key)
+    batch = _Batch(self, (params, frozen), prompts, key, ends)
     while batch.waiting or batch.table.live_B.any():
       with jax.set_mesh(self.mesh):
         completions = batch.advance()
@@ -95,9 +103,9 @@ class Sampler:
 class _Batch:
   """Prompts that are being sampled."""
 
-  def __init__(self, sampler, weights, prompts, key):
+  def __init__(self, sampler, weights, prompts, key, ends):
     self._sampler, self._weights = sampler, weights
-    self._prompts, self._key = prompts, key
+    self._prompts, self._key, self._ends = prompts, key, ends
     spread, samples = sampler.mesh.shape['data'], sampler.settings.samples
     most = min(sampler.prompts, len(prompts))
     # Prompts that fill all slots, or a part of them.
@@ -130,7 +138,10 @@ class _Batch:
       needed = needed or len(table.live_B) - self._tail
       drawn = self._decode(free, needed)
       sampler.used += len(drawn.count_B) * int(drawn.count_B.max())
-    completions = table.add(drawn)
+    completions = table.add(drawn, self._ends)
+    if (table.live_B != drawn.live_B).any():  # Stop strings ended rows.
+      live_B = jax.device_put(table.live_B, self._slots.live_B.sharding)
+      self._slots = dataclasses.replace(self._slots, live_B=live_B)
     sampler.real += sum(len(completion.ids) for completion in completions)
     return completions
 
@@ -226,7 +237,7 @@ class Table:
       if isinstance(value, np.ndarray):
         setattr(self, name, value[slots])
 
-  def add(self, drawn: slots_lib.Drawn) -> list[Completion]:
+  def add(self, drawn: slots_lib.Drawn, ends: Ends | None) -> list[Completion]:
     """Adds tokens to their rows; returns the rows that have ended with them."""
     most = drawn.token_BN.shape[1]
     b, n = np.nonzero(np.arange(most)[None, :] < drawn.count_B[:, None])
@@ -235,20 +246,28 @@ class Table:
     self._sampling_logp_BT[b, t] = drawn.sampling_logp_BN[b, n]
     self._policy_logp_BT[b, t] = drawn.policy_logp_BN[b, n]
     self._count_B += drawn.count_B
-    self.live_B = drawn.live_B
-    ended_B = (drawn.count_B > 0) & ~drawn.live_B
-    return [self._completion(slot) for slot in np.flatnonzero(ended_B)]
+    string_B = np.zeros_like(self.live_B)
+    for slot in np.flatnonzero(drawn.count_B) if ends else ():
+      ids = self._ids_BT[slot, : self._count_B[slot]]
+      if count := ends(ids, drawn.count_B[slot]):
+        self._count_B[slot], string_B[slot] = count, True
+    self.live_B = drawn.live_B & ~string_B
+    ended_B = (drawn.count_B > 0) & ~self.live_B
+    return [
+      self._completion(slot, string_B[slot]) for slot in np.flatnonzero(ended_B)
+    ]
 
-  def _completion(self, slot) -> Completion:
+  def _completion(self, slot, by_string) -> Completion:
     count = self._count_B[slot]
     ids = self._ids_BT[slot, :count].copy()
+    finish = 'stop' if int(ids[-1]) in self._stop_ids else 'length'
     return Completion(
       prompt=int(self._prompt_B[slot]),
       sample=int(self._sample_B[slot]),
       ids=ids,
       sampling_logp=self._sampling_logp_BT[slot, :count].copy(),
       policy_logp=self._policy_logp_BT[slot, :count].copy(),
-      stopped=int(ids[-1]) in self._stop_ids,
+      finish='stop_string' if by_string else finish,
     )
 
 

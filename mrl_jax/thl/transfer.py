@@ -23,7 +23,7 @@ class Limits:
 class Transferred:
   """A peer's rollout in the receiver's tokens."""
 
-  ids: np.ndarray  # i32 [m]; ends with end-of-sequence if the peer stopped.
+  ids: np.ndarray  # i32 [m]; ends with end-of-sequence if the peer's do.
   # f32 [m], the peer's log-probabilities at temperature 1, projected as an
   # extensive trace: every chunk conserves their sum.
   behaviour_logp: np.ndarray
@@ -81,7 +81,9 @@ def transfer(
   With equal tokenizers the sampled ids are kept, control tokens included.
   Otherwise the payload is encoded anew; control tokens, which have no bytes,
   are dropped and counted. End-of-sequence is an event for which both sides have
-  a token: those two tokens are aligned with each other.
+  a token: those two tokens are aligned with each other. A completion that a stop
+  string ended gets no such token: the string, which is among its bytes, ends the
+  receiver's own completions as well.
 
   Args:
     rollout: a record of a peer without a `records.fault`.
@@ -153,6 +155,8 @@ def encode(
   elif len(ids) + 1 > limits.max_tokens:
     residual.refuse(payload, 'too_long')
   else:
+    # A stop string may have ended the text; nobody says. End-of-sequence after it
+    # does no harm: the receiver's own completions end before, with the string.
     return np.append(ids, np.int32(receiver.eos_id))
   return None
 

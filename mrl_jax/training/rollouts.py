@@ -33,12 +33,14 @@ def of_completions(
           header, prompt=prompts[c.prompt].id, sample=c.sample, created=now
         ),
         payload=tokenizer.decode(c.ids),
-        finish='stop' if c.stopped else 'length',
+        finish=c.finish,
         ids=c.ids,
         byte_lengths=tokenizer.byte_length_V[c.ids],
         sampling_logp=c.sampling_logp,
         policy_logp=c.policy_logp,
-        mask=np.full(len(c.ids), c.stopped or not mask_truncated),
+        mask=np.full(
+          len(c.ids), c.finish in records.ENDED or not mask_truncated
+        ),
         temperature=density.temperature,
         top_p=density.top_p,
         reward=0.0,  # Until it is judged.
@@ -46,3 +48,32 @@ def of_completions(
       )
     )
   return rollouts
+
+
+def ends(
+  tokenizer: byte_tokenizer.ByteTokenizer, strings: Sequence[str]
+) -> sampler.Ends | None:
+  """Finds the token that completes the first of these strings in a completion.
+
+  It searches the bytes, so that a string may lie across tokens, and tokens may
+  be parts of characters.
+  """
+  if not strings:
+    return None
+  wanted, lengths_V = [s.encode() for s in strings], tokenizer.byte_length_V
+  longest = max(map(len, wanted))
+
+  def end(ids: np.ndarray, new: int) -> int | None:
+    # A string that ends in new tokens begins at most longest - 1 bytes before.
+    first, needed = len(ids) - new, longest - 1
+    while first and needed > 0:
+      first -= 1
+      needed -= lengths_V[ids[first]]
+    text = tokenizer.decode(ids[first:])
+    found = [at + len(s) for s in wanted if (at := text.find(s)) >= 0]
+    if not found:
+      return None
+    end_T = np.cumsum(lengths_V[ids[first:]])
+    return first + int(np.searchsorted(end_T, min(found))) + 1
+
+  return end

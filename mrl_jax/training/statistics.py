@@ -33,7 +33,7 @@ def round_metrics(
     reward=_mean(r.reward for r in samples),
     accuracy=float(success_PG.mean()),
     response_length=_mean(len(r.ids) for r in samples),
-    stopped=_mean(r.finish == 'stop' for r in samples),
+    stopped=_mean(r.finish in records.ENDED for r in samples),
     entropy=-_mean(p for r in samples for p in r.sampling_logp),
     all_fail_groups=float((~success_PG.any(1)).mean()),
     zero_signal_groups=_mean(

@@ -113,6 +113,7 @@ class Worker:
       self._frozen_to_decode,
       [self.policy.prompt_ids(prompt) for prompt in prompts],
       key,
+      rollouts_lib.ends(self.policy.tokenizer, self.config.sample.stop),
     )
     completions = [*itertools.chain.from_iterable(finished)]
     self.sampled_slots = sample.real / sample.used

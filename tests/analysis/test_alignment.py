@@ -67,7 +67,7 @@ def byte_ends(lengths):
 
 
 @pytest.mark.parametrize('payload', PAYLOADS)
-@pytest.mark.parametrize('finish', ['stop', 'length'])
+@pytest.mark.parametrize('finish', ['stop', 'stop_string', 'length'])
 @pytest.mark.parametrize('sender', TOKENIZERS, ids=['byte', 'sentencepiece'])
 def test_chunks_lie_between_common_boundaries_and_keep_sums(
   sender, finish, payload

@@ -92,7 +92,7 @@ def test_untrusted_text_is_shown_and_not_obeyed(folder):
 def test_means_are_of_the_numbers_that_a_kind_has(tmp_path):
   rollouts = [
     journals.rollout('llama', b'= 13', float(g == 0), sample=g, finish=finish)
-    for g, finish in enumerate(['stop', 'stop', 'length', 'length'])
+    for g, finish in enumerate(['stop', 'stop_string', 'length', 'length'])
   ]
   outcome = examples.outcome(policy='llama')
   journals.write(tmp_path, 'llama', [[*rollouts, outcome], []])

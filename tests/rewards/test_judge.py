@@ -37,6 +37,8 @@ def judging(verifier='exact', **rewards):
     (b'= 13', 'stop', (1.25, 'correct')),
     (b'= 12', 'stop', (0.25, 'wrong')),
     (b': 13', 'stop', (0.0, 'unparsable')),
+    (b'= 13\n\n', 'stop_string', (1.25, 'correct')),
+    (b'= 12\n\n', 'stop_string', (0.25, 'wrong')),
     (b'= 13', 'length', (0.0, 'unparsable')),  # Cut off.
     (b'', 'stop', (0.0, 'unparsable')),
     (b'\xff= 13', 'stop', (1.25, 'correct')),

@@ -40,7 +40,7 @@ def sampler(prompts=7, mesh=(1, 1, 1), density=POLICY, stop_ids=STOP_IDS):
   )
 
 
-def sample(sampler, prompts=PROMPTS, seed=0):
+def sample(sampler, prompts=PROMPTS, seed=0, ends=None):
   """The completions of all prompts, by prompt and sample."""
   params = nnx.state(decoders.decoder())
   found = [
@@ -50,6 +50,7 @@ def sample(sampler, prompts=PROMPTS, seed=0):
       decoder_lib.NO_PARAMS,
       prompts,
       jax.random.key(seed),
+      ends,
     )
     for completion in completions
   ]
@@ -67,7 +68,7 @@ def sampled():
 def assert_same(found, expected):
   for x, y in zip(found, expected, strict=True):
     assert x.ids.tolist() == y.ids.tolist()
-    assert x.stopped == y.stopped
+    assert x.finish == y.finish
     for name in ('sampling_logp', 'policy_logp'):
       np.testing.assert_allclose(getattr(x, name), getattr(y, name), atol=1e-5)
 
@@ -134,9 +135,9 @@ def test_rows_end_with_their_stop_token():
   lengths = {len(c.ids) for c in sampled()}
   assert len(lengths) > 3
   for c in sampled():
-    assert (c.ids[-1] in STOP_IDS) == c.stopped
+    assert (c.ids[-1] in STOP_IDS) == (c.finish == 'stop')
     assert not np.isin(c.ids[:-1], STOP_IDS).any()
-    assert c.stopped or len(c.ids) == LENGTH
+    assert c.finish == 'stop' or len(c.ids) == LENGTH
 
 
 def test_greedy_tokens_are_the_most_likely_of_the_full_forward():
@@ -166,6 +167,29 @@ def test_every_call_prompt_and_sample_draws_other_tokens():
   draws = [sample(sampler(4, stop_ids=(-1,)), same, seed) for seed in (0, 1, 0)]
   assert len({tuple(c.ids) for each in draws[:2] for c in each}) == 24
   assert_same(draws[0], draws[2])
+
+
+def test_rows_end_where_the_host_says_and_make_room_for_others(monkeypatch):
+  monkeypatch.setattr(sampler_lib, 'WIDTH', 4)  # It looks after 1, 5 and 9.
+  last = range(4, 20)  # Tokens that end a row here; 3 is the stop token.
+
+  def ends(ids, new):
+    found = np.flatnonzero(np.isin(ids[-new:], last))
+    return len(ids) - new + int(found[0]) + 1 if len(found) else None
+
+  few, finishes = sampler.__wrapped__(2, stop_ids=(3,)), set()
+  wholes = sample(few)
+  used = few.used
+  for c, whole in zip(sample(few, ends=ends), wholes, strict=True):
+    count = ends(whole.ids, len(whole.ids))
+    assert c.ids.tolist() == whole.ids[:count].tolist()
+    np.testing.assert_allclose(
+      c.policy_logp, whole.policy_logp[:count], atol=1e-5
+    )
+    assert c.finish == ('stop_string' if count else whole.finish)
+    finishes.add(c.finish)
+  assert finishes >= {'stop', 'stop_string'}
+  assert few.used < 0.7 * used
 
 
 class Device:
@@ -218,7 +242,7 @@ def share(lengths_PG, prompts, longest):
   """The share of real tokens, for completions of these lengths."""
   device = Device(lengths_PG, prompts, longest)
   tokens = [np.ones(1, np.int32)] * len(lengths_PG)
-  batch = sampler_lib._Batch(device, (), tokens, jax.random.key(0))
+  batch = sampler_lib._Batch(device, (), tokens, jax.random.key(0), None)
   lengths = []
   while batch.waiting or batch.table.live_B.any():
     lengths += [len(c.ids) for c in batch.advance()]

@@ -28,6 +28,7 @@ def changed(record, **fields):
     examples.outcome(()),
     examples.rollout(b'\xff\x00'),
     examples.rollout(b'', finish='length'),
+    examples.rollout(finish='stop_string'),
     msgspec.structs.replace(
       SOUND, mask=SOUND.ids > 50, top_p=0.9, advantage=-0.5
     ),

@@ -143,6 +143,18 @@ def test_bytes_and_log_probabilities_are_conserved(finish):
     assert residual.refused == ({'empty': 1} if cut_off_at_once else {})
 
 
+def test_a_rollout_that_a_stop_string_ended_crosses_as_its_bytes():
+  sent = examples.rollout(
+    b'= 10\n\n7', finish='stop_string', encoder=BYTE_LEVEL
+  )
+  for receiver in (SENTENCEPIECE, BYTE_LEVEL):
+    moved, _ = checked_move(sent, BYTE_LEVEL, receiver)
+    assert moved.ids.tolist() == receiver.encode(sent.payload).tolist()
+    np.testing.assert_allclose(
+      moved.behaviour_logp.sum(), sent.sampling_logp.sum(), rtol=1e-6
+    )
+
+
 def test_end_of_sequence_is_aligned_with_end_of_sequence():
   sent = examples.rollout(b'= 13', encoder=BYTE_LEVEL)
   moved, _ = move(sent, SENTENCEPIECE)
@@ -252,8 +264,15 @@ def test_ids_of_an_equal_tokenizer_must_stand_for_the_payload(ids):
     ([5, 1, 6], 'length'),
     ([5, 1], 'length'),
     ([5, 0], 'stop'),
+    ([5, 1, 6], 'stop_string'),
   ],
-  ids=['two ends', 'text after the end', 'end but cut off', 'not an end'],
+  ids=[
+    'two ends',
+    'text after the end',
+    'end but cut off',
+    'not an end',
+    'a string after the end',
+  ],
 )
 def test_ids_of_an_equal_tokenizer_must_end_as_sampling_does(ids, finish):
   sent = sampled(BYTE_LEVEL, ids, finish=finish)

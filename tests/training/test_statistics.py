@@ -8,7 +8,10 @@ from mrl_jax.training import statistics
 from tests import examples
 
 GROUPS = [
-  examples.group([1.0, 0.0]),
+  [
+    examples.rollout(),
+    examples.rollout(b'= 12\n', 0.0, sample=1, finish='stop_string'),
+  ],
   examples.group([0.0, 0.0], prompt='p1', finish='length'),
 ]
 OWN = [

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from unittest import mock
 
 import jax
@@ -11,6 +12,7 @@ from mrl_jax.data import prompts as prompts_lib
 from mrl_jax.rewards import judge as judge_lib
 from mrl_jax.sampling import drawing
 from mrl_jax.sampling import sampler
+from mrl_jax.see import wire
 from mrl_jax.sharing import rows as rows_lib
 from mrl_jax.thl import byte_tokenizer
 from tests import examples
@@ -35,10 +37,10 @@ def sample(prompts=PROMPTS, key=0, **density):
   )
 
 
-def completion(*ids, prompt=0, sample=0, stopped=False):
+def completion(*ids, prompt=0, sample=0, finish='length'):
   zeros = np.zeros(len(ids), np.float32)
   return sampler.Completion(
-    prompt, sample, np.array(ids, np.int32), zeros, zeros, stopped
+    prompt, sample, np.array(ids, np.int32), zeros, zeros, finish
   )
 
 
@@ -115,7 +117,7 @@ def test_every_stop_token_ends_a_rollout(change, give):
     vocabularies.copy(worker.policy.tokenizer), eos_id=eos, stop_ids=(other,)
   )
   change(tokenizer=tokenizer)
-  (rollout,), built = give(completion(40, 41, other, stopped=True))
+  (rollout,), built = give(completion(40, 41, other, finish='stop'))
   assert built[0][0].stop_ids == (eos, other)
   assert records.fault(rollout) is None
   assert (rollout.finish, rollout.ids[-1]) == ('stop', other)
@@ -137,7 +139,7 @@ def test_rollouts_are_in_order_however_they_were_finished(give):
 
 def test_an_empty_completion_is_a_sound_rollout(give):
   eos = workers.worker().policy.tokenizer.eos_id
-  (rollout,), _ = give(completion(eos, stopped=True))
+  (rollout,), _ = give(completion(eos, finish='stop'))
   assert (rollout.payload, rollout.finish) == (b'', 'stop')
   assert records.fault(rollout) is None
 
@@ -147,10 +149,13 @@ def test_a_response_that_was_cut_off_may_be_masked(
   change, give, mask_truncated
 ):
   change(settings={'train.mask_truncated': mask_truncated})
-  (stopped, cut), _ = give(
-    completion(40, 1, stopped=True), completion(40, 41, 42, sample=1)
-  )
-  np.testing.assert_array_equal(stopped.mask, [True] * 2)
+  *whole, cut = give(
+    completion(40, 1, finish='stop'),
+    completion(40, 41, sample=1, finish='stop_string'),
+    completion(40, 41, 42, sample=2),
+  )[0]
+  for rollout in whole:
+    np.testing.assert_array_equal(rollout.mask, [True] * 2)
   np.testing.assert_array_equal(cut.mask, [not mask_truncated] * 3)
 
 
@@ -203,6 +208,60 @@ def test_as_many_prompts_are_sampled_at_a_time_as_the_config_says(
   worker.sample(PROMPTS, 1, jax.random.key(0), drawing.Density(), 'run', 7)
   worker.sample(PROMPTS, 1, jax.random.key(0), drawing.Density(), 'run', 7, 1)
   assert [prompts for _, prompts, _ in built] == [1, most, 1]
+
+
+def string_in(payloads):
+  """Two letters of one of these, not the first."""
+  found = [re.search(rb'(?<=.)[ -~]{2}', payload) for payload in payloads]
+  return next(filter(None, found))[0]
+
+
+def test_rollouts_end_with_the_token_that_completes_a_stop_string(change):
+  whole = [rollout for group in sample() for rollout in group]
+  string = string_in(rollout.payload for rollout in whole)
+  finishes = []
+  change(
+    settings={'sample.stop': ('no', string.decode())},
+    judge=lambda completions: (
+      finishes.extend(c.finish for c in completions)
+      or workers.judge_by_length(completions)
+    ),
+  )
+  tokenizer = workers.worker().policy.tokenizer
+  found = [rollout for group in sample() for rollout in group]
+  for rollout, before in zip(found, whole, strict=True):
+    counts = range(1, len(before.ids) + 1)
+    count = next(
+      (n for n in counts if string in tokenizer.decode(before.ids[:n])), None
+    )
+    assert rollout.ids.tolist() == before.ids[:count].tolist()
+    assert rollout.finish == ('stop_string' if count else before.finish)
+    assert rollout.payload == tokenizer.decode(rollout.ids)
+    assert records.fault(wire.decode(wire.encode(rollout))) is None
+  assert finishes == [rollout.finish for rollout in found]
+  assert 'stop_string' in finishes
+
+
+def test_rollouts_that_stop_strings_ended_are_trained_on(give, monkeypatch):
+  worker = workers.worker()
+  ids = worker.policy.tokenizer.encode(b'= 1\n')
+  group, _ = give(
+    completion(*ids, finish='stop_string'),
+    completion(*ids[:1], sample=1, finish='stop_string'),
+  )
+  batch = algorithms.build(examples.settings()).batch(
+    examples.context(worker.policy.tokenizer, [group])
+  )
+  updates = []
+  monkeypatch.setattr(
+    worker,
+    '_update',
+    lambda state, parts, frozen: updates.append(parts) or (state, {}),
+  )
+  worker.update(worker.pack(PROMPTS[:1], batch))
+  ((packed,),) = (parts['own'] for parts in updates)
+  # Its tokens and nothing after them, such as a stop token.
+  assert packed.mask_BS.sum() == len(ids) + 1
 
 
 def test_scores_are_the_log_probabilities_of_the_sampler():

@@ -106,7 +106,7 @@ LEARNING = (
   Curve('KL to the initial policy', 'nats a token', 'own.kl', _no_kl),
   Curve('Entropy', 'nats a token', 'entropy'),
   Curve('Response length', 'tokens', 'response_length'),
-  Curve('Responses with end-of-sequence', '%', 'stopped'),
+  Curve('Responses that were not cut off', '%', 'stopped'),
 )
 UPDATES = (
   Curve('Gradient norm', 'before clipping', 'grad_norm', wide=True),
