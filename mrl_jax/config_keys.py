@@ -184,8 +184,8 @@ KEYS = {
     1.0, 'Draw from the likeliest that sum to p.', above=0, most=1
   ),
   'sample.min_p': Key(0.0, 'Least share of the largest probability.', 0, 1),
-  # Its text keeps the string, and what its last token has after the string.
-  'sample.stop': Key((), 'Strings that end a completion, each with its token.'),
+  # The completion keeps the string, and the rest of the token that completes it.
+  'sample.stop': Key((), 'Strings that end a completion.'),
   'sample.batch': Key(0, 'Prompts sampled at a time; 0 is as many as fit.', 0),
   'sample.max_prompt_tokens': Key(64, 'Longest prompt.', 1),
   'sample.long_prompts': Key(

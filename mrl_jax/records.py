@@ -22,7 +22,7 @@ _ROUNDING = 1e-6  # Relative error that sums of rewards may have.
 
 # How a completion ended: with a stop token, the last of its ids; with a stop
 # string (`sample.stop`), which its last token completes, and no stop token; or
-# at the length limit. Peers that do not know a value refuse the record.
+# at the length limit. A new value needs no new SCHEMA: older peers refuse it.
 Finish = Literal['stop', 'stop_string', 'length']
 ENDED = ('stop', 'stop_string')  # The policy ended it; it was not cut off.
 # 'timeout' and 'crash': the comparison took too much time or memory. That is no

@@ -34,6 +34,27 @@ _MODELS = 'mrl_jax/models/'
 
 MUTATIONS = (
   Mutation(
+    'a stop string is not searched for across programs',
+    'mrl_jax/training/rollouts.py',
+    'needed = len(ids) - new, longest - 1',
+    'needed = len(ids) - new, 0',
+    ('tests/training/test_rollouts.py',),
+  ),
+  Mutation(
+    'rows go on behind a stop string',
+    'mrl_jax/sampling/sampler.py',
+    'if (table.live_B != drawn.live_B).any():',
+    'if False:',
+    ('tests/sampling/test_sampler.py',),
+  ),
+  Mutation(
+    'a stop string crosses with a stop token',
+    'mrl_jax/thl/transfer.py',
+    "if rollout.finish == 'stop':",
+    "if rollout.finish != 'length':",
+    ('tests/thl/test_transfer.py',),
+  ),
+  Mutation(
     'a row that takes a slot keeps the random key of the one before',
     'mrl_jax/sampling/slots.py',
     'key_B=new(slots.key_B, new_key_B)',

@@ -36,7 +36,7 @@ class Completion(NamedTuple):
   ids: np.ndarray  # i32, with the stop token.
   sampling_logp: np.ndarray  # f32, in the density that was sampled from.
   policy_logp: np.ndarray  # f32, in softmax(logits).
-  finish: str  # `records.Finish`
+  finish: str  # How it ended, as in `records.Finish`.
 
 
 # Given the ids of a completion so far, and how many of them are new: how many

@@ -155,8 +155,8 @@ def encode(
   elif len(ids) + 1 > limits.max_tokens:
     residual.refuse(payload, 'too_long')
   else:
-    # A stop string may have ended the text; nobody says. End-of-sequence after it
-    # does no harm: the receiver's own completions end before, with the string.
+    # Outcomes do not say whether a stop string ended the text. End-of-sequence
+    # behind the string does no harm: the receiver's completions end before it.
     return np.append(ids, np.int32(receiver.eos_id))
   return None
 
