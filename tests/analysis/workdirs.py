@@ -66,7 +66,7 @@ def evaluation(
   rounds: int, policy: str, accuracy: float, **fields
 ) -> workdir.Evaluation:
   worst = msgspec.structs.replace(
-    COMPLETION, completion='= 3 1', verdict='wrong'
+    COMPLETION, completion='= 3 1', verdict='wrong', finish='stop_string'
   )
   values = {
     'accuracy': {'all': accuracy, 'words/add': accuracy / 2},

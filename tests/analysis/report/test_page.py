@@ -63,7 +63,8 @@ def test_it_tells_what_ran_and_the_results(whole):
     '1:1 chunks 33.3% 1:n chunks 66.7%',
     'start 10 s, 38.5% sampling 4 s, 15.4% updates 10 s, 38.5%',
     'gemma: best, after 4 rounds prompt sort 3 1 completion = 1 3',
-    'wrong , reward 1, 6 tokens, -0.250 nats a token, with end-of-sequence',
+    'correct , reward 1, 6 tokens, -0.250 nats a token, with end-of-sequence',
+    'wrong , reward 1, 6 tokens, -0.250 nats a token, with a stop string',
     'All 10 keys',
     'warm_start_families ["formula/add", "words/add"]',
     'Accuracy in training',  # It differs from the reward.
