@@ -91,14 +91,25 @@ def attend(q_BHTE, parts, mask_BTS, scale, cap=0.0):
   )
   scores_BKRTS = soft_cap(scores_BKRTS * scale, cap)
   scores_BKRTS = jnp.where(mask_BTS[:, None, None], scores_BKRTS, _MASKED)
-  weights_BKRTS = jax.nn.softmax(scores_BKRTS, -1).astype(q_BHTE.dtype)
+  # Divided by their sum after they weigh the values: softmax has no gradient that
+  # sums over all pairs of tokens.
+  largest_BKRT1 = jax.lax.stop_gradient(scores_BKRTS.max(-1, keepdims=True))
+  weights_BKRTS = jnp.exp(scores_BKRTS - largest_BKRT1)
+  sum_BKRT1 = weights_BKRTS.sum(-1, keepdims=True)
+  weights_BKRTS = weights_BKRTS.astype(q_BHTE.dtype)
   ends = np.cumsum([k_BKSE.shape[2] for k_BKSE, _ in parts])[:-1]
   out_BKRTE = sum(
-    jnp.einsum('BKRTS,BKSE->BKRTE', weights_BKRTs, v_BKSE)
+    jnp.einsum(
+      'BKRTS,BKSE->BKRTE',
+      weights_BKRTs,
+      v_BKSE,
+      preferred_element_type=jnp.float32,
+    )
     for weights_BKRTs, (_, v_BKSE) in zip(
       jnp.split(weights_BKRTS, ends, -1), parts, strict=True
     )
   )
+  out_BKRTE = (out_BKRTE / sum_BKRT1).astype(q_BHTE.dtype)
   return out_BKRTE.reshape(q_BHTE.shape)
 
 

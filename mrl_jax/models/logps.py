@@ -86,7 +86,6 @@ def token_scores(
     # The gradients of chunks are summed in float32.
     unembed_DV = unembed_DV.astype(jnp.float32)
 
-    @jax.checkpoint
     def score(hidden_BTD, targets_BT):
       logits_BTV = decoder.logits(
         hidden_BTD, unembed_DV.astype(hidden_BTD.dtype)
@@ -116,5 +115,6 @@ def _by_chunk(function, step, *arrays):
   def join(chunks):
     return jnp.moveaxis(chunks, 0, 1).reshape(batch, -1)[:, :length]
 
+  function = jax.checkpoint(function)
   chunks = jax.lax.map(lambda xs: function(*xs), tuple(map(split, arrays)))
   return jax.tree.map(join, chunks)
