@@ -1,7 +1,9 @@
 """The benchmark of sampling; see `launch/bench.py`."""
 
 from absl import flags
+import bench_model
 import bench_tools
+import bench_tunix
 
 _BATCH = flags.DEFINE_multi_integer(
   'batch', [32, 64], 'sampler: rows at a time; may be repeated.', 1
@@ -9,97 +11,110 @@ _BATCH = flags.DEFINE_multi_integer(
 _REQUESTS = flags.DEFINE_integer(
   'requests', 256, 'sampler: prompts of uneven completions.', 1
 )
-_NEW = flags.DEFINE_integer('new', 128, 'sampler: most tokens drawn a row.', 2)
-_MEAN = flags.DEFINE_integer(
-  'mean', 32, 'sampler: mean length of uneven completions, about.', 1
+_SHARED = flags.DEFINE_integer(
+  'shared', 512, 'sampler: tokens of a prompt with 8 completions.', 1
 )
-_REPEAT = flags.DEFINE_integer('repeat', 5, 'sampler: runs; best counts.', 1)
-_PROMPT = 32  # Tokens of a prompt.
-_VOCAB = 4096
+_GROUPS, _SAMPLES = 4, 8  # Such prompts, and completions of each.
 
 
 def run() -> bench_tools.Result:
   """Tokens a second of a small random policy on one device, in float32.
 
   At even lengths, every row draws as many tokens as it may. At uneven ones, so
-  many tokens of the vocabulary end a row that lengths are about geometric. The
-  rate of a matrix product in the same process tells how fast the machine is.
+  many tokens of the vocabulary end a row that lengths are about geometric. In the
+  last line 8 rows have the same prompt, which is read once, and half as many
+  tokens are drawn.
+
+  Where google-tunix is installed, its sampler draws the same numbers of tokens,
+  in turn with ours, from a model of the same architecture and with the same
+  tokens that end a row. It does not return log-probabilities, as its GRPO has it;
+  ours does. It samples one batch after the other, of as many rows at a time.
   """
   # Not before the flags are parsed: a mistake in them is reported at once.
   from flax import nnx
   import jax
   import numpy as np
 
-  from mrl_jax import config
   from mrl_jax.models import decoder
-  from mrl_jax.models import families
   from mrl_jax.sampling import drawing
   from mrl_jax.sampling import sampler
   from mrl_jax.sampling import slots
 
-  jax.config.update('jax_num_cpu_devices', 1)
-  mesh = jax.sharding.Mesh(
-    np.array(jax.devices()[:1]).reshape(1, 1, 1), config.MESH_AXES
-  )
-  model = families.build(
-    'qwen',
-    vocab_size=_VOCAB,
-    num_layers=4,
-    d_model=256,
-    d_ff=768,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=32,
-  )
+  mesh, model = bench_model.mesh(), bench_model.build()
+  peer = bench_tunix.load(model)
   _, params, frozen = decoder.split(decoder.Decoder(model, nnx.Rngs(0)))
   rng = np.random.default_rng(0)
 
-  def measured(batch, requests, stop_ids):
+  def measured(batch, requests, stop_ids=(), samples=1, context=0, new=0):
+    context = context or bench_model.CONTEXT.value
+    new = new or bench_model.NEW.value
+    prompts = [
+      rng.integers(1, bench_model.VOCAB, context).astype(np.int32)
+      for _ in range(requests)
+    ]
     sample = sampler.Sampler(
       model,
       mesh,
       slots.Settings(
-        samples=1,
-        length=_NEW.value,
-        stop_ids=stop_ids,
+        samples=samples,
+        length=new,
+        stop_ids=stop_ids or (-1,),
         density=drawing.Density(),
       ),
-      prompts=batch,
-      context=_PROMPT,
+      prompts=batch // samples,
+      context=context,
     )
-    prompts = [
-      rng.integers(0, _VOCAB, _PROMPT).astype(np.int32) for _ in range(requests)
-    ]
+    tokens = {}
 
-    def complete():
+    def ours():
       for _ in sample(params, frozen, prompts, jax.random.key(0)):
         pass
+      tokens['ours'] = sample.real
 
-    complete()  # Compiles.
-    best = min(bench_tools.seconds(complete) for _ in range(_REPEAT.value))
-    return {
-      'tokens': sample.real,
-      'best s': best,
-      'tokens/s': sample.real / best,
+    timed = {'ours': ours}
+    if peer:
+      rows = [ids for ids in prompts for _ in range(samples)]
+      theirs = peer.sampler(context, new, stop_ids)
+
+      def tunix():
+        tokens['tunix'] = sum(
+          theirs(rows[i : i + batch], seed=i)
+          for i in range(0, len(rows), batch)
+        )
+
+      timed['tunix'] = tunix
+    best = bench_tools.best(timed, bench_model.REPEAT.value)
+    rates = {name: tokens[name] / best[name] for name in timed}
+    columns = {
+      'tokens': tokens['ours'],
+      's': best['ours'],
+      'tokens/s': rates['ours'],
       'real slots, %': 100 * sample.real / sample.used,
     }
+    if peer:
+      columns |= {
+        'tunix, tokens': tokens['tunix'],
+        'tunix, tokens/s': rates['tunix'],
+        'x tunix': rates['ours'] / rates['tunix'],
+      }
+    return columns
 
   rows = {
-    f'{batch} rows, even': measured(batch, batch, (-1,))
-    for batch in _BATCH.value
+    f'{batch} rows, even': measured(batch, batch) for batch in _BATCH.value
   }
-  ends = tuple(range(_VOCAB // _MEAN.value))
+  # From 1 on: 0 is padding for tunix.
+  ends = tuple(range(1, 1 + bench_model.VOCAB // bench_model.MEAN.value))
   rows |= {
     f'{batch} rows at a time, uneven': measured(batch, _REQUESTS.value, ends)
     for batch in _BATCH.value
   }
-  x = np.ones((1024, 1024), np.float32)
-  product = jax.jit(lambda x: x @ x)
-  product(x).block_until_ready()
-  best = min(
-    bench_tools.seconds(lambda: product(x).block_until_ready())
-    for _ in range(10)
+  rows[f'{_GROUPS} prompts of {_SHARED.value} tokens, {_SAMPLES} rows each'] = (
+    measured(
+      _GROUPS * _SAMPLES,
+      _GROUPS,
+      samples=_SAMPLES,
+      context=_SHARED.value,
+      new=bench_model.NEW.value // 2,
+    )
   )
-  return bench_tools.Result(
-    {'GFLOP/s of a matrix product': 2 * 1024**3 / best / 1e9}, rows
-  )
+  return bench_tools.Result(bench_tools.machine(), rows)

@@ -1,6 +1,7 @@
 """What the benchmarks have in common; see `launch/bench.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import math
 import time
 from typing import NamedTuple
 
@@ -20,6 +21,49 @@ def seconds(function: Callable, *arguments) -> float:
   start = time.perf_counter()
   function(*arguments)
   return time.perf_counter() - start
+
+
+def best(functions: Mapping[str, Callable], repeat: int) -> dict[str, float]:
+  """The least seconds of each function in `repeat` runs, in which they alternate.
+
+  Before that each runs once, so that nothing is compiled while it is measured.
+  """
+  least = dict.fromkeys(functions, math.inf)
+  for function in functions.values():
+    function()
+  for turn in range(repeat):
+    for name in [*functions][:: -1 if turn % 2 else 1]:
+      least[name] = min(least[name], seconds(functions[name]))
+  return least
+
+
+def beside(ours: float, others: Mapping[str, float]) -> dict[str, float]:
+  """Columns of a row: our seconds, those of others, and their ratios to ours."""
+  columns = {'s': ours}
+  for name, theirs in others.items():
+    columns |= {f'{name}, s': theirs, f'{name} takes, x': theirs / ours}
+  return columns
+
+
+def machine() -> dict[str, float]:
+  """How fast this machine is in this process, to compare figures of several."""
+  import jax
+  import jax.numpy as jnp
+
+  size = 1024
+  x, y = jnp.ones((size, size)), jnp.ones(2**24)
+  product, copy = jax.jit(lambda x: x @ x), jax.jit(jnp.negative)
+  least = best(
+    {
+      'product': lambda: product(x).block_until_ready(),
+      'copy': lambda: copy(y).block_until_ready(),
+    },
+    repeat=10,
+  )
+  return {
+    'GFLOP/s of a matrix product': 2 * size**3 / least['product'] / 1e9,
+    'GB/s read and written by a copy': 2 * y.nbytes / least['copy'] / 1e9,
+  }
 
 
 _HEADER = {'run': 'bench', 'round': 0, 'policy': 'a', 'prompt': 'p0',
