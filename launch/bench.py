@@ -4,6 +4,8 @@ python launch/bench.py thl --json=thl.json
 python launch/bench.py see --response=4096
 python launch/bench.py policies --up_to=3
 python launch/bench.py sampler --batch=64
+python launch/bench.py update --mean=64
+python launch/bench.py round --repeat=3
 python launch/bench.py memory --chunk=512
 python launch/bench.py bandit --groups=100000
 python launch/bench.py verify --hostile=0.02
@@ -21,9 +23,11 @@ from absl import logging
 import bench_bandit
 import bench_memory
 import bench_policies
+import bench_round
 import bench_sampler
 import bench_see
 import bench_thl
+import bench_update
 import bench_verify
 from rich import console as console_lib
 
@@ -32,12 +36,17 @@ from mrl_jax import files
 from mrl_jax.training import display
 
 _JSON = flags.DEFINE_string('json', None, 'A file to write the figures to.')
-_LIBRARIES = ('numpy', 'jax', 'msgspec', 'grpcio', 'tokenizers', 'torch', 'trl')
+_LIBRARIES = (
+  *('numpy', 'jax', 'msgspec', 'grpcio', 'tokenizers'),
+  *('google-tunix', 'torch', 'trl'),
+)
 BENCHMARKS = {
   'thl': bench_thl.run,
   'see': bench_see.run,
   'policies': bench_policies.run,
   'sampler': bench_sampler.run,
+  'update': bench_update.run,
+  'round': bench_round.run,
   'memory': bench_memory.run,
   'bandit': bench_bandit.run,
   'verify': bench_verify.run,

@@ -28,6 +28,7 @@ def about() -> dict:
   """The Hugging Face config of a Qwen2 model."""
   return {
     'model_type': 'qwen2',
+    'architectures': ['Qwen2ForCausalLM'],  # TRL reads it.
     'vocab_size': VOCAB,
     'num_hidden_layers': DEPTH.value,
     'hidden_size': WIDTH.value,

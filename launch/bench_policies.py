@@ -9,9 +9,8 @@ import sys
 import tempfile
 
 from absl import flags
+import bench_job
 import bench_tools
-
-from mrl_jax.rewards import judge
 
 # Config files are not installed.
 sys.path.insert(0, os.fspath(pathlib.Path(__file__).resolve().parents[1]))
@@ -69,7 +68,7 @@ def run() -> bench_tools.Result:
       built = job.build(config, os.path.join(folder, '{}-{}'.format(*pair)))
       stack.callback(built.close)
       for worker in built.workers.values():
-        worker.judge = _Alternating()
+        worker.judge = bench_job.Alternating()
         worker.start_from()
       runs[pair], best[pair] = (built, progress.Progress()), float('inf')
       median(runs[pair], _COMPILED)
@@ -84,19 +83,6 @@ def run() -> bench_tools.Result:
     }
   about = {'measurements': _BEST_OF.value, 'rounds of each': _PLAYED.value}
   return bench_tools.Result(about, rows)
-
-
-class _Alternating(judge.Judge):
-  """Rewards every other completion, so that every row has a gradient."""
-
-  def __init__(self):
-    super().__init__(verifier=None, rewards=())
-    self._rewards = itertools.cycle((0.0, 1.0))
-
-  def __call__(self, completions):
-    return [
-      judge.Judgement(next(self._rewards), 'correct') for _ in completions
-    ]
 
 
 def _config(method, policies, cache):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import math
+import threading
 import time
 from typing import NamedTuple
 
@@ -23,18 +24,59 @@ def seconds(function: Callable, *arguments) -> float:
   return time.perf_counter() - start
 
 
+WARM_UPS = 2  # A training step may compile again when it sees its own result.
+
+
 def best(functions: Mapping[str, Callable], repeat: int) -> dict[str, float]:
   """The least seconds of each function in `repeat` runs, in which they alternate.
 
-  Before that each runs once, so that nothing is compiled while it is measured.
+  Before that each runs `WARM_UPS` times: nothing is compiled while it is measured.
   """
   least = dict.fromkeys(functions, math.inf)
-  for function in functions.values():
+  for function in [*functions.values()] * WARM_UPS:
     function()
   for turn in range(repeat):
     for name in [*functions][:: -1 if turn % 2 else 1]:
       least[name] = min(least[name], seconds(functions[name]))
   return least
+
+
+class Steps:
+  """A training loop of another library, one step at a time.
+
+  steps = Steps(train)  # Runs until the loop calls `pause()` for the first time.
+  steps()  # Runs until the next `pause()`, or the end.
+
+  `train(pause)` runs in a thread; it calls `pause()` before every step. The loop
+  must be run to its end.
+  """
+
+  def __init__(self, train: Callable[[Callable[[], None]], None]):
+    self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+    self._error = None
+
+    def run():
+      try:
+        train(self._pause)
+      except BaseException as error:
+        self._error = error
+      self._stopped.release()
+
+    threading.Thread(target=run, daemon=True).start()
+    self._wait()
+
+  def __call__(self) -> None:
+    self._go.release()
+    self._wait()
+
+  def _pause(self) -> None:
+    self._stopped.release()
+    self._go.acquire()
+
+  def _wait(self) -> None:
+    self._stopped.acquire()
+    if self._error:
+      raise self._error
 
 
 def beside(ours: float, others: Mapping[str, float]) -> dict[str, float]:

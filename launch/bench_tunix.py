@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Sequence
 import importlib.util
+import itertools
 import logging as python_logging
+import os
 
 from absl import logging
+import bench_job
 import bench_model
 import bench_tools
 import numpy as np
+
+from mrl_jax import hugging_face
+from mrl_jax.sharing import rows as rows_lib
 
 
 def load(model) -> 'Tunix | None':
@@ -79,6 +85,116 @@ class Tunix:
 
     return drawn
 
+  def update(
+    self,
+    prompt_ids: Sequence[np.ndarray],
+    rows: Sequence[rows_lib.Row],
+    new: int,
+  ) -> Callable[[], None]:
+    """An update of these rows, padded to `new` tokens; without a reference."""
+    from flax import nnx
+    import jax
+    from tunix.rl import common
+
+    learner = self._learner(_Ids(), 0.0, 1, new, len(prompt_ids[0]))
+    trainer = learner.rl_cluster.actor_trainer
+    step, _ = trainer.jit_train_and_eval_step(False, True)
+    ids = np.zeros((len(rows), new), np.int32)
+    for i, row in enumerate(rows):
+      ids[i, : len(row.ids)] = row.ids
+    prompts = np.stack([prompt_ids[row.prompt] for row in rows])
+
+    def update():
+      step(
+        common.TrainExample(
+          prompt_ids=jax.numpy.asarray(prompts),
+          prompt_mask=jax.numpy.asarray(prompts != 0),
+          completion_ids=jax.numpy.asarray(ids),
+          completion_mask=jax.numpy.asarray(ids != 0),
+          advantages=jax.numpy.asarray([row.advantage for row in rows]),
+          ref_per_token_logps=None,
+          old_per_token_logps=None,
+        )
+      )
+      jax.block_until_ready(nnx.state(trainer.model))
+
+    return update
+
+  def rounds(
+    self, folder: str, prompts: Sequence[str], kl_weight: float, count: int
+  ) -> Callable[[], None]:
+    """A step of GRPO, `count` times, of the tokenizer in a `bench_job.folder`."""
+    from flax import nnx
+    import jax
+
+    new, context = bench_model.NEW.value, bench_model.CONTEXT.value
+    tokenizer = _Texts(os.path.join(folder, 'model'))
+    learner = self._learner(tokenizer, kl_weight, count, new, context)
+    texts = itertools.cycle(prompts)
+
+    def train(pause):
+      def batches():
+        for _ in range(count):
+          policy = learner.rl_cluster.actor_trainer.model
+          jax.block_until_ready(nnx.state(policy))
+          pause()
+          batch = [next(texts) for _ in range(bench_job.PROMPTS)]
+          yield {'prompts': np.array(batch)}
+
+      learner.train(batches())
+
+    return bench_tools.Steps(train)
+
+  def _learner(self, tokenizer, kl_weight, updates, new, context):
+    import jax
+    import optax
+    from tunix.rl import rl_cluster
+    from tunix.rl.grpo import grpo_learner
+    from tunix.rl.rollout import base_rollout
+
+    mesh = jax.sharding.Mesh(
+      np.array(jax.devices()[:1]).reshape(1, 1), ('fsdp', 'tp')
+    )
+    cluster = rl_cluster.RLCluster(
+      actor=self._policy(),
+      reference=self._policy(seed=1) if kl_weight else None,
+      tokenizer=tokenizer,
+      cluster_config=rl_cluster.ClusterConfig(
+        role_to_mesh=dict.fromkeys(
+          (
+            rl_cluster.Role.ACTOR,
+            rl_cluster.Role.REFERENCE,
+            rl_cluster.Role.ROLLOUT,
+          ),
+          mesh,
+        ),
+        rollout_engine='vanilla',
+        offload_to_cpu=False,
+        training_config=rl_cluster.RLTrainingConfig(
+          actor_optimizer=optax.adamw(3e-4),
+          eval_every_n_steps=10**9,
+          max_steps=updates,
+        ),
+        rollout_config=base_rollout.RolloutConfig(
+          max_tokens_to_generate=new,
+          max_prompt_length=context,
+          kv_cache_size=context + new,
+          temperature=1.0,
+          top_p=1.0,
+          eos_tokens=[tokenizer.eos_id()],
+        ),
+      ),
+    )
+    return grpo_learner.GRPOLearner(
+      rl_cluster=cluster,
+      reward_fns=lambda prompts, completions, **_: [
+        float(i % 2) for i in range(len(completions))
+      ],
+      algo_config=grpo_learner.GRPOConfig(
+        num_generations=bench_job.SAMPLES, beta=kl_weight
+      ),
+    )
+
   def _policy(self, seed: int = 0):
     """A random model: matrices are normal, biases 0 and norms 1."""
     from flax import nnx
@@ -112,3 +228,25 @@ class _Ids:
 
   def pad_id(self):
     return 0
+
+
+class _Texts:
+  """The tokenizer in a folder, as tunix calls it."""
+
+  def __init__(self, folder):
+    self._tokenizer = hugging_face.load_tokenizer(folder)
+
+  def encode(self, text, **_):
+    return self._tokenizer.encode(text, add_special_tokens=False)
+
+  def decode(self, ids, **_):
+    return self._tokenizer.decode(ids)
+
+  def bos_id(self):
+    return 0  # tunix then adds none.
+
+  def eos_id(self):
+    return self._tokenizer.eos_token_id
+
+  def pad_id(self):
+    return self._tokenizer.pad_token_id
