@@ -37,7 +37,10 @@ setuptools.setup(
   ],
   extras_require={
     'math': [_MATH],
-    'bench': ['torch==2.13.0', 'trl==1.16.*'],
+    'bench': [
+      "google-tunix==0.1.7; python_version >= '3.12'",
+      *('torch==2.13.0', 'trl==1.16.*'),
+    ],
     'parity': ['peft==0.21.*', 'torch==2.13.0'],
     'test': [
       *('hypothesis', 'ipykernel', 'nbclient', 'pytest', 'trustme'),

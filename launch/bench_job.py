@@ -57,7 +57,9 @@ def folder():
     for split in ('train', 'heldout'):
       with open(os.path.join(path, split), 'w', encoding='utf-8') as f:
         for _ in range(16 * PROMPTS):
-          digits = ''.join(rng.choices('0123456789', k=bench_model.CONTEXT.value))
+          digits = ''.join(
+            rng.choices('0123456789', k=bench_model.CONTEXT.value)
+          )
           f.write(json.dumps({'question': digits, 'answer': '1'}) + '\n')
     yield path
 
@@ -87,8 +89,6 @@ def job(path: str, kl_weight: float):
   with contextlib.closing(
     job_lib.build(config, tempfile.mkdtemp(dir=path))
   ) as built:
-    pretrained.start(
-      built.workers, config, console.Console(file=io.StringIO())
-    )
+    pretrained.start(built.workers, config, console.Console(file=io.StringIO()))
     built.workers[POLICY].judge = Alternating()
     yield built

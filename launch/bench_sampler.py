@@ -21,9 +21,9 @@ def run() -> bench_tools.Result:
   """Tokens a second of a small random policy on one device, in float32.
 
   At even lengths, every row draws as many tokens as it may. At uneven ones, so
-  many tokens of the vocabulary end a row that lengths are about geometric. In the
-  last line 8 rows have the same prompt, which is read once, and half as many
-  tokens are drawn.
+  many tokens of the vocabulary end a row that lengths are about geometric, and
+  there are --requests of them. In the last line there are 4 prompts of --shared
+  tokens with 8 rows each, which draw half as many tokens.
 
   Where google-tunix is installed, its sampler draws the same numbers of tokens,
   in turn with ours, from a model of the same architecture and with the same
@@ -87,13 +87,11 @@ def run() -> bench_tools.Result:
     rates = {name: tokens[name] / best[name] for name in timed}
     columns = {
       'tokens': tokens['ours'],
-      's': best['ours'],
       'tokens/s': rates['ours'],
       'real slots, %': 100 * sample.real / sample.used,
     }
     if peer:
       columns |= {
-        'tunix, tokens': tokens['tunix'],
         'tunix, tokens/s': rates['tunix'],
         'x tunix': rates['ours'] / rates['tunix'],
       }
@@ -105,16 +103,14 @@ def run() -> bench_tools.Result:
   # From 1 on: 0 is padding for tunix.
   ends = tuple(range(1, 1 + bench_model.VOCAB // bench_model.MEAN.value))
   rows |= {
-    f'{batch} rows at a time, uneven': measured(batch, _REQUESTS.value, ends)
+    f'{batch} rows, uneven': measured(batch, _REQUESTS.value, ends)
     for batch in _BATCH.value
   }
-  rows[f'{_GROUPS} prompts of {_SHARED.value} tokens, {_SAMPLES} rows each'] = (
-    measured(
-      _GROUPS * _SAMPLES,
-      _GROUPS,
-      samples=_SAMPLES,
-      context=_SHARED.value,
-      new=bench_model.NEW.value // 2,
-    )
+  rows[f'{_GROUPS} x {_SAMPLES} rows'] = measured(
+    _GROUPS * _SAMPLES,
+    _GROUPS,
+    samples=_SAMPLES,
+    context=_SHARED.value,
+    new=bench_model.NEW.value // 2,
   )
   return bench_tools.Result(bench_tools.machine(), rows)

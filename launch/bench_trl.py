@@ -1,7 +1,6 @@
 """TRL, beside whose GRPO a round is measured."""
 
 from collections.abc import Callable, Sequence
-import importlib.util
 import os
 
 import bench_job
@@ -16,13 +15,13 @@ def rounds(
 
   The policy is that of a `bench_job.folder`. None if TRL is not installed.
   """
-  if not importlib.util.find_spec('trl'):
-    print("No trl; to compare with it: pip install -e '.[bench]'")
+  try:
+    import datasets
+    import transformers
+    import trl
+  except ModuleNotFoundError as error:
+    print(f"{error}; to compare with TRL: pip install -e '.[bench]'")
     return None
-  import datasets
-  import transformers
-  import trl
-
   datasets.disable_progress_bars()
   transformers.utils.logging.disable_progress_bar()
   model = os.path.join(folder, 'model')

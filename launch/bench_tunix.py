@@ -1,7 +1,6 @@
 """google-tunix, beside which sampler, update and round are measured."""
 
 from collections.abc import Callable, Sequence
-import importlib.util
 import itertools
 import logging as python_logging
 import os
@@ -17,11 +16,14 @@ from mrl_jax.sharing import rows as rows_lib
 
 
 def load(model) -> 'Tunix | None':
-  """tunix with a model of this architecture; None if it is not installed."""
-  if not importlib.util.find_spec('tunix'):
-    print("No tunix; to compare with it: pip install -e '.[bench]', Python 3.12")
+  """Tunix with a model of this architecture; None if it is not installed."""
+  try:
+    return Tunix(model)
+  except ModuleNotFoundError as error:
+    print(
+      f"{error}; to compare with tunix, in Python 3.12: pip install -e '.[bench]'"
+    )
     return None
-  return Tunix(model)
 
 
 class Tunix:
@@ -29,6 +31,7 @@ class Tunix:
 
   def __init__(self, model):
     import jax
+
     # All that is used later: on import, tunix sets options of flax.
     from tunix.generate import sampler
     from tunix.models.qwen2 import model as qwen2

@@ -14,6 +14,7 @@ from mrl_jax.bandit import methods
 
 ROOT = pathlib.Path(__file__).parents[2]
 THL = ('thl', '--tokens=200', '--repeats=2')
+TINY = ('--width=64', '--depth=1', '--context=8', '--new=8', '--repeat=1')
 
 
 def run(*arguments, **environment):
@@ -39,7 +40,8 @@ def figures(tmp_path):
     about, rows = json.loads(path.read_text())[name].values()
     for title, number in about.items():
       assert number > 0
-      assert f'{number:,.0f} {title}' in done.stdout
+      shown = f'{number:,.0f}' if number >= 100 else f'{number:.3g}'
+      assert f'{shown} {title}' in done.stdout
     for row, columns in rows.items():
       assert row in done.stdout
       assert all(math.isfinite(n) and n > 0 for n in columns.values())
@@ -47,6 +49,17 @@ def figures(tmp_path):
     return about, rows
 
   return figures
+
+
+@pytest.fixture
+def without_peers(tmp_path):
+  """The environment in which neither TRL nor tunix can be imported."""
+  # These modules are found before installed ones.
+  for name in ('trl', 'tunix'):
+    (tmp_path / f'{name}.py').write_text(
+      f'raise ModuleNotFoundError("No module named {name!r}")'
+    )
+  return {'PYTHONPATH': f'{tmp_path}:{ROOT}'}
 
 
 @pytest.mark.slow
@@ -60,14 +73,11 @@ def test_hostile_answers_at_most_double_the_time_of_a_batch(figures):
   assert rows['ratio']['CPU seconds'] < 2
 
 
-def test_thl_without_trl(figures, tmp_path):
-  # This module is found before an installed one.
-  stub = tmp_path / 'trl.py'
-  stub.write_text('raise ModuleNotFoundError("No module named \'trl\'")')
+def test_thl_without_trl(figures, without_peers):
   about, rows = figures(
     *THL,
     printed="to compare with GOLD: pip install -e '.[bench]'",
-    PYTHONPATH=os.fspath(tmp_path),
+    **without_peers,
   )
   assert about['sender tokens'] == 200
   assert about['chunks'] <= 200 < about['bytes']
@@ -92,16 +102,54 @@ def test_see_over_every_transport(figures):
   assert [*rows] == ['in process', 'journal', 'gRPC']
 
 
-def test_the_sampler_at_even_and_at_uneven_lengths(figures):
+def test_the_sampler_at_even_and_at_uneven_lengths(figures, without_peers):
   _, rows = figures(
     'sampler',
-    *('--batch=4', '--requests=9', '--new=8', '--mean=3', '--repeat=1'),
+    *(*TINY, '--batch=4', '--requests=9', '--mean=3', '--shared=16'),
+    printed='to compare with tunix',
+    **without_peers,
   )
-  even, uneven = rows['4 rows, even'], rows['4 rows at a time, uneven']
+  assert [*rows] == ['4 rows, even', '4 rows, uneven', '4 x 8 rows']
+  even, uneven, shared = rows.values()
   assert even['tokens'] == 4 * 8
   assert even['real slots, %'] == 100
   assert 9 <= uneven['tokens'] < 9 * 8
   assert 0 < uneven['real slots, %'] <= 100
+  assert shared['tokens'] == 4 * 8 * 4
+  assert 'x tunix' not in even
+
+
+@pytest.mark.slow
+def test_the_update_at_even_and_at_uneven_lengths(figures, without_peers):
+  _, rows = figures('update', *TINY, '--mean=3', **without_peers)
+  even, uneven = rows['32 rows, even'], rows['32 rows, uneven']
+  assert even['tokens'] == 32 * (8 + 8)
+  assert 32 * (8 + 1) <= uneven['tokens'] < even['tokens']
+  assert [*even] == ['tokens', 'tokens/s', 's']
+
+
+@pytest.mark.slow
+def test_the_round_with_and_without_a_reference(figures, without_peers):
+  _, rows = figures(
+    'round', *TINY, printed='to compare with TRL', **without_peers
+  )
+  assert rows['without KL penalty']['s'] < rows['with']['s']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not importlib.util.find_spec('tunix'), reason="pip install -e '.[bench]'"
+)
+@pytest.mark.parametrize('name', ['sampler', 'update', 'round'])
+def test_beside_tunix(name, figures):
+  sampler = ('--batch=4', '--requests=9', '--shared=16')
+  _, rows = figures(name, *TINY, '--mean=3', *sampler)
+  for row in rows.values():
+    if name == 'sampler':
+      ratio = row['tokens/s'] / row['tunix, tokens/s']
+      assert row['x tunix'] == pytest.approx(ratio)
+    else:
+      assert row['tunix takes, x'] == pytest.approx(row['tunix, s'] / row['s'])
 
 
 def test_memory_is_bounded_by_the_chunk(figures):
@@ -154,7 +202,7 @@ for arguments in json.loads(sys.argv[1]):
 print(json.dumps(endings))
 """
 MISTAKES = {
-  (): 'name a benchmark; known: thl, see, policies, sampler, memory, bandit',
+  (): 'name a benchmark; known: thl, see, policies, sampler, update, round, ',
   ('bandit', '--groups=6'): '6 groups; they must be a multiple of the batch',
   ('policies', '--up_to=0'): 'flag --up_to=0',
   ('memory', '--chunk=0'): 'flag --chunk=0',
