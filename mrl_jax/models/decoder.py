@@ -66,12 +66,16 @@ class MLP(nnx.Module):
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.activation = _ACTIVATIONS[config.activation]
-    self.gate = modules.Projection('gate_proj', 'BTD,DF->BTF', config, rngs)
-    self.up = modules.Projection('up_proj', 'BTD,DF->BTF', config, rngs)
-    self.down = modules.Projection('down_proj', 'BTF,FD->BTD', config, rngs)
+    self.gate = modules.Projection('gate_proj', 'ND,DF->NF', config, rngs)
+    self.up = modules.Projection('up_proj', 'ND,DF->NF', config, rngs)
+    self.down = modules.Projection('down_proj', 'NF,FD->ND', config, rngs)
 
   def __call__(self, x_BTD):
-    return self.down(self.activation(self.gate(x_BTD)) * self.up(x_BTD))
+    # All tokens on one axis: of sums over two, XLA for CPUs writes the gradient of
+    # the gate in transposed order, which makes an update a quarter slower.
+    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+    y_ND = self.down(self.activation(self.gate(x_ND)) * self.up(x_ND))
+    return y_ND.reshape(x_BTD.shape)
 
 
 class Block(nnx.Module):
