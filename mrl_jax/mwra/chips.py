@@ -28,6 +28,8 @@ class Chip:
   # Seconds of a message between neighbours, whatever its size: about a
   # microsecond on TPU, https://jax-ml.github.io/scaling-book/sharding.
   hop: float = 1e-6
+  # Packed rows of a device in a micro-batch, where more are not faster.
+  rows: int | None = None
 
 
 # Memory of TPUs: "exceeds available HBM" in the error of a program that is too
@@ -108,6 +110,8 @@ CHIPS = {
     hbm_bandwidth=1e10,
     link_bandwidth=5e9,
     hop=1e-4,
+    # An odd number has no half that would have to be compiled too.
+    rows=3,
   ),
 }
 

@@ -77,7 +77,7 @@ def best(
   """
   room = SHARE * chip.hbm_bytes - reserved
   fit, misfit = None, None
-  for train in _train_meshes(model, shape, devices, choices):
+  for train in _train_meshes(model, shape, chip, devices, choices):
     if fit and train[2] > fit.layout.train[2]:
       break
     update = None
@@ -103,7 +103,7 @@ def _update(model, shape, chip, train, decode, choices, room):
   """The fastest layout whose updates fit with the given meshes, or a misfit."""
   fastest, misfits = (), []
   for remat in REMAT if model.remat == AUTO else (model.remat,):
-    for rows in _micro_rows(shape, train, choices.micro_rows):
+    for rows in _micro_rows(shape, train, chip, choices.micro_rows):
       layout = sizes_lib.Layout(train, decode, rows, decode[0], remat)
       phases = cost_lib.train_phases(model, shape, layout, chip)
       program = max(phases, key=lambda name: phases[name].bytes)
@@ -130,7 +130,7 @@ def _sampling(model, shape, chip, layout, choices, room):
   return min(misfits)
 
 
-def _train_meshes(model, shape, devices, choices):
+def _train_meshes(model, shape, chip, devices, choices):
   """Sizes of (data, fsdp, tensor), by increasing tensor and data axes."""
   for tensor in _divisors(model, devices, choices.tensor):
     rows = devices // tensor
@@ -140,7 +140,7 @@ def _train_meshes(model, shape, devices, choices):
         rows % data == 0
         and model.d_model % (rows // data) == 0
         and shape.prompts * shape.samples % rows == 0
-        and any(_micro_rows(shape, (data, rows // data), choices.micro_rows))
+        and _micro_rows(shape, (data, rows // data), chip, choices.micro_rows)
       ):
         yield data, rows // data, tensor
 
@@ -152,11 +152,13 @@ def _divisors(model, devices, fixed):
   return [size for size in sizes if whole % size == 0]
 
 
-def _micro_rows(shape, train, fixed):
+def _micro_rows(shape, train, chip, fixed):
   """Sizes of micro-batches that fill the mesh, the largest first."""
   ways = train[0] * train[1]
   if fixed:
     return [fixed] if fixed % ways == 0 else []
+  if chip.rows:
+    return [chip.rows * ways, ways]
   # A mini-batch is cut into these and quarters of them (`training/packing.py`).
   # Responses are shorter than they can be: of much larger micro-batches, much
   # would be padding.

@@ -114,11 +114,20 @@ def test_the_model_has_the_remat_that_was_chosen():
 
 
 def test_without_a_bound_of_memory_nothing_is_divided_or_recomputed():
-  _, layout, _ = layouts.best(MODEL, SHAPE, chips.CHIPS['cpu'], 4)
+  unbounded = dataclasses.replace(V5E, hbm_bytes=math.inf)
+  _, layout, _ = layouts.best(MODEL, SHAPE, unbounded, 4)
   assert layout.train == (1, 4, 1)
   assert layout.micro_rows == 16  # Four rows a device, more than a quarter.
   assert layout.sample_batch == max(16, SHAPE.evaluated[0])
   assert layout.remat == 'none'
+
+
+def test_micro_batches_have_no_more_rows_than_are_faster():
+  _, layout, _ = layouts.best(MODEL, SHAPE, chips.CHIPS['cpu'], 4)
+  assert layout.micro_rows == 3 * 4
+  fixed = layouts.Choices(micro_rows=8)
+  _, layout, _ = layouts.best(MODEL, SHAPE, chips.CHIPS['cpu'], 4, fixed)
+  assert layout.micro_rows == 8
 
 
 @pytest.mark.parametrize('devices', [3, 6])
