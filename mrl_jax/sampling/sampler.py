@@ -44,6 +44,15 @@ class Completion(NamedTuple):
 Ends = Callable[[np.ndarray, int], int | None]
 
 
+class Shape(NamedTuple):
+  """How many are sampled together."""
+
+  many: int  # Prompts that fill all slots, ...
+  few: int  # ... or a part of them.
+  rows: int  # Slots, ...
+  tail: int  # ... and how many there are at the end.
+
+
 class Sampler:
   """Samples completions of a policy on its sampling mesh.
 
@@ -65,7 +74,7 @@ class Sampler:
     context: int,
   ):
     """Samples `prompts` prompts of at most `context` tokens at a time."""
-    self.mesh, self.settings = mesh, settings
+    self.model, self.mesh, self.settings = model, mesh, settings
     self.prompts, self.context = prompts, context
     self.rings = rings(settings.length)
     self.admit = slots_lib.build_admit(model, mesh, settings)
@@ -77,6 +86,16 @@ class Sampler:
       functools.partial(slots_lib.build_empty, model, mesh, context=context)
     )
     self.used = self.real = 0
+
+  def shape(self, prompts: int) -> Shape:
+    """How many of so many prompts are sampled together."""
+    spread = self.mesh.shape['data']
+    many = _multiple(min(self.prompts, prompts), spread)
+    rows = tail = many * self.settings.samples
+    if self.settings.length >= _SHORT:
+      tail = _multiple(-(-rows // _TAIL), spread)
+    few = _multiple(-(-many // _REFILL), spread)
+    return Shape(many, few, rows, tail)
 
   def __call__(
     self,
@@ -106,36 +125,28 @@ class _Batch:
   def __init__(self, sampler, weights, prompts, key, ends):
     self._sampler, self._weights = sampler, weights
     self._prompts, self._key, self._ends = prompts, key, ends
-    spread, samples = sampler.mesh.shape['data'], sampler.settings.samples
-    most = min(sampler.prompts, len(prompts))
-    # Prompts that fill all slots, or a part of them.
-    self._many = _multiple(most, spread)
-    self._few = _multiple(-(-self._many // _REFILL), spread)
-    rows = self._many * samples
-    self._tail = rows
-    if sampler.settings.length >= _SHORT:
-      self._tail = _multiple(-(-rows // _TAIL), spread)
+    self._shape = sampler.shape(len(prompts))
     # Prompts that are read together are about as long.
     self.waiting = collections.deque(
       sorted(range(len(prompts)), key=lambda p: -len(prompts[p]))
     )
     settings = sampler.settings
-    self.table = Table(rows, settings.length, settings.stop_ids)
+    self.table = Table(self._shape.rows, settings.length, settings.stop_ids)
     self._ring = sampler.rings[0]
     with jax.set_mesh(sampler.mesh):
-      self._slots = sampler.empty(rows=rows, ring=self._ring)(key)
+      self._slots = sampler.empty(rows=self._shape.rows, ring=self._ring)(key)
 
   def advance(self) -> list[Completion]:
     """Reads prompts if there is room for some, or samples some tokens."""
-    table, sampler = self.table, self._sampler
+    table, sampler, shape = self.table, self._sampler, self._shape
     free = len(table.live_B) - int(table.live_B.sum())
-    needed = min(self._few, len(self.waiting)) * sampler.settings.samples
+    needed = min(shape.few, len(self.waiting)) * sampler.settings.samples
     if self.waiting and free >= needed:
       is_empty = free == len(table.live_B)
-      drawn = self._admit(self._many if is_empty else self._few)
+      drawn = self._admit(shape.many if is_empty else shape.few)
       sampler.used += int(drawn.count_B.sum())
     else:
-      needed = needed or len(table.live_B) - self._tail
+      needed = needed or len(table.live_B) - shape.tail
       drawn = self._decode(free, needed)
       sampler.used += len(drawn.count_B) * int(drawn.count_B.max())
     completions = table.add(drawn, self._ends)
@@ -176,7 +187,7 @@ class _Batch:
     table, sampler = self.table, self._sampler
     rows, ring, kept_B = len(table.live_B), self._fitting_ring(), None
     if not self.waiting and free >= needed > 0:
-      rows, needed = self._tail, 0
+      rows, needed = self._shape.tail, 0
       kept_B = np.argsort(~table.live_B, kind='stable')[:rows]
       ring = sampler.rings[-1]  # One program is enough for what is left.
       table.keep(kept_B)

@@ -270,10 +270,11 @@ def build_empty(
   model: ModelConfig, mesh: Mesh, *, rows: int, context: int, ring: int
 ):
   """Jits `empty(random key) -> slots`."""
-  return jax.jit(
-    lambda random: empty(model, rows, context, ring, random),
-    out_shardings=shardings(model, mesh),
-  )
+
+  def empty_slots(random):
+    return empty(model, rows, context, ring, random)
+
+  return jax.jit(empty_slots, out_shardings=shardings(model, mesh))
 
 
 def build_admit(model: ModelConfig, mesh: Mesh, settings: Settings):
@@ -301,10 +302,13 @@ def _build(model, mesh, function, arguments, **settings):
   graphdef, *parts = decoder_lib.abstract(model)
   places = [sharding.params(part, mesh) for part in parts]
   state = shardings(model, mesh)
+
+  def run(params, frozen, *args):
+    return function(nnx.merge(graphdef, params, frozen), *args, **settings)
+
+  run.__name__ = function.__name__  # Profiles show it.
   return jax.jit(
-    lambda params, frozen, *args: function(
-      nnx.merge(graphdef, params, frozen), *args, **settings
-    ),
+    run,
     in_shardings=(*places, state, *arguments),
     out_shardings=(state, sharding.replicated(mesh)),
     donate_argnums=2,

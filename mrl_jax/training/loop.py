@@ -20,6 +20,7 @@ from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import hacpo
 from mrl_jax.sharing import publish
 from mrl_jax.thl import transfer
+from mrl_jax.training import compiling
 from mrl_jax.training import display
 from mrl_jax.training import dynamic_sampling
 from mrl_jax.training import evaluation
@@ -29,6 +30,7 @@ from mrl_jax.training import packing
 from mrl_jax.training import parallel
 from mrl_jax.training import planning
 from mrl_jax.training import pretrained
+from mrl_jax.training import programs
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import recorder
 from mrl_jax.training import statistics
@@ -36,6 +38,7 @@ from mrl_jax.training import stopping
 from mrl_jax.training import warm_start
 from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import checkpoint
+from mrl_jax.update import update
 
 _SAMPLE, _EVALUATE, _REFILL = range(3)  # Streams of a policy's random key.
 # Effective sample size of ratios of trainer to sampler, over the number of
@@ -59,7 +62,15 @@ def run(
   checkpoints = checkpoint.Checkpoints(
     os.path.join(job.workdir, workdir.CHECKPOINTS), job.config.checkpoint.keep
   )
-  with contextlib.closing(checkpoints), contextlib.closing(job):
+  ahead = {
+    name: programs.ahead(worker, job.method, len(job.inputs.heldout))
+    for name, worker in job.workers.items()
+  }
+  with (
+    contextlib.closing(checkpoints),
+    contextlib.closing(job),
+    compiling.ahead(ahead) as compiled,
+  ):
     pretrained.freeze(job.workers, job.config, console)
     progress = progress_lib.resume(job, checkpoints)
     done = progress and progress.rounds - bool(progress.unwritten)
@@ -69,12 +80,14 @@ def run(
       if progress is None:
         pretrained.start(job.workers, job.config, console)
         warm_start.run(job.workers, job.config, job.cache, console)
+        compiled()
         accuracy = evaluate(job, 0, writer)
         progress = progress_lib.Progress(accuracy={0: accuracy})
         taken = progress_lib.snapshot(job, progress)
         progress_lib.save(job, taken, checkpoints)
       elif progress.rounds:
         console.print(f'Resuming after round {progress.rounds}.')
+      compiled()
       job.node.open()
       stop = stop or stopping.Stop()
       train(job, progress, checkpoints, writer, console, stop)
@@ -252,7 +265,7 @@ def learn(
   with watch('scoring'):
     jax.block_until_ready(scored)
   with watch('updates'):
-    updates = jax.device_get(updates)
+    updates = [*map(update.joined, jax.device_get(updates))]
   result = statistics.round_metrics(
     worker.name, round, groups, context, batch, updates
   )

@@ -186,23 +186,20 @@ class Packer:
     fits = [part for part in self.lengths if self.slots(part) >= longest]
     return min(fits, key=self.slots)
 
-  def abstract(
-    self, count: int, part: str
-  ) -> tuple[objectives.PackedRows, int]:
-    """Shapes and dtypes of the largest micro-batch of so many rows.
+  def most(self, count: int, part: str) -> list[int]:
+    """The sizes of micro-batches of so many rows that are all of full length."""
+    each = self.slots(part) // (self.context + self.lengths[part])
+    return self._sizes(max(1, -(-count // each)))
 
-    And the number of micro-batches, if all rows are as long as they can be.
-    """
-    slots = self.slots(part)
-    each = slots // (self.context + self.lengths[part])
-    sizes = self._sizes(max(1, -(-count // each)))
-    rows = objectives.PackedRows(
+  def abstract(self, size: int, part: str) -> objectives.PackedRows:
+    """The shapes and dtypes of a micro-batch of this size."""
+    columns = self._columns(self.slots(part))
+    return objectives.PackedRows(
       **{
-        name: jax.ShapeDtypeStruct((sizes[0], width), dtype)
-        for name, (width, dtype) in self._columns(slots).items()
+        name: jax.ShapeDtypeStruct((size, width), dtype)
+        for name, (width, dtype) in columns.items()
       }
     )
-    return rows, len(sizes)
 
   def _places(self, prompt_ids, rows, part):
     """The packed row, and the slot, at which each row begins."""
@@ -212,18 +209,29 @@ class Packer:
   def _sizes(self, count) -> list[int]:
     """The sizes of the micro-batches that so many packed rows are cut into.
 
-    A size is `train.micro_rows`, or a quarter of it, if devices allow. With sizes
-    16 and 4 as little padding as possible, and then as few micro-batches:
+    With sizes 16 and 4, as little padding as possible, and then as few
+    micro-batches:
 
       23 packed rows  ->  16 4 4
     """
-    micro = self.train.micro_rows
-    few = next(k for k in (4, 2, 1) if micro % (k * self.ways) == 0)
+    micro, *smaller = self.sizes
+    if not smaller:
+      return [micro] * -(-count // micro)
     whole, left = divmod(count, micro)
-    small = -(-left // (micro // few))
-    if small == few:
+    small = -(-left // smaller[0])
+    if small * smaller[0] == micro:
       whole, small = whole + 1, 0
-    return [micro] * whole + [micro // few] * small
+    return [micro] * whole + smaller * small
+
+  @property
+  def sizes(self) -> list[int]:
+    """The sizes that micro-batches may have: `train.micro_rows`, and a part of it.
+
+    It is a quarter or a half, if that is a multiple of the devices.
+    """
+    micro = self.train.micro_rows
+    parts = [micro // k for k in (4, 2) if micro % (k * self.ways) == 0]
+    return [micro, *parts[:1]]
 
   def _columns(self, slots) -> dict[str, tuple[int, type]]:
     """The second dimension and the dtype of every array."""

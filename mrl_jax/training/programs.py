@@ -1,6 +1,7 @@
 """What a policy runs in a round, as jitted functions with abstract arguments."""
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -12,9 +13,11 @@ from mrl_jax import algorithms
 from mrl_jax.models import decoder
 from mrl_jax.models import sharding
 from mrl_jax.sampling import drawing
-from mrl_jax.sampling import sampler
+from mrl_jax.sampling import move
+from mrl_jax.sampling import sampler as sampler_lib
 from mrl_jax.sampling import slots as slots_lib
 from mrl_jax.training import planning
+from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import update
 
 
@@ -47,10 +50,7 @@ def build(
   model, mesh, state = spec.model, spec.mesh, spec.abstract()
   frozen, copied = _frozen(spec), _copied(training)
   settings = (train.logit_chunk, config.sample.temperature)
-  grads = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
-    state.params,
-  )
+  grads = _grads(state)
   counts = {
     'own': train.prompts // train.mini_batches * train.samples,
     'peer': peer_rows // train.mini_batches,
@@ -58,14 +58,14 @@ def build(
   beside = (state.opt_state, state.reference, copied)
 
   def over_rows(name, part, function, *arguments):
-    rows, micro_batches = packer.abstract(counts[part], part)
+    sizes = packer.most(counts[part], part)
     return Program(
       f'{part} {name}',
       function,
-      (*arguments, state.params, frozen, rows),
+      (*arguments, state.params, frozen, packer.abstract(sizes[0], part)),
       mesh,
-      len(rows.tokens_BS),
-      micro_batches,
+      sizes[0],
+      len(sizes),
       beside,
     )
 
@@ -83,19 +83,83 @@ def build(
   )
   scoring = [
     over_rows('scoring', part, update.build_scorer(model, mesh, *settings))
-    for part, is_scored in {
-      'own': training.rescores
-      or method.reference
-      or config.method.correction.level != 'none',
-      'peer': planning.scores_peers(config, method),
-    }.items()
-    if is_scored
+    for part in _scored(config, method, training.rescores)
   ]
-  sampling = _sampling(training, config, state, frozen, copied)
+  sampling = _largest_sampling(training, config, state, frozen)
   return [*gradients, apply, *scoring, *sampling]
 
 
-def _sampling(training, config, state, frozen, copied) -> list[Program]:
+def ahead(
+  worker: worker_lib.Worker, method: algorithms.Method, heldout: int
+) -> list[Program]:
+  """What a policy runs in most rounds, in this order, of every usual shape.
+
+  Functions and arguments are as the worker calls them: a program that is compiled
+  is not compiled again. `heldout` is the number of prompts of an evaluation.
+  """
+  spec, packer, config = worker.spec, worker.packer, worker.config
+  state, frozen = spec.abstract(), _frozen(spec)
+  place = sharding.rows(spec.mesh)
+  grads, train, evaluation = _grads(state), config.train, config.eval
+  weights = _moved(worker)
+  density = drawing.Density(temperature=evaluation.temperature)
+  sampling = {}
+  for prompts, *how in (
+    (heldout, evaluation.samples, density, evaluation.batch),
+    (train.prompts, train.samples, planning.density(config.sample), 0),
+  ):
+    sampler = worker.sampler_for(prompts, *how)
+    sampling[sampler] = _usual_sampling(sampler, prompts, weights)
+
+  def over_rows(name, part, function, *arguments):
+    return [
+      Program(
+        f'{part} {name}',
+        function,
+        (*arguments, state.params, frozen, _placed(rows, places)),
+        spec.mesh,
+        size,
+      )
+      for size in packer.sizes
+      for rows in [packer.abstract(size, part)]
+      for places in [jax.tree.map(lambda _: place, rows)]
+    ]
+
+  rescores = worker.rescores and train.mini_batches > 1
+  scoring = [
+    over_rows('scoring', part, worker.scorer)
+    for part in _scored(config, method, rescores)
+  ]
+  gradients = [
+    over_rows('gradient', part, function, grads)
+    for part, function in worker.learn.gradients.items()
+  ]
+  return [
+    *itertools.chain(*sampling.values(), *scoring, *gradients),
+    Program('gradient of zero', worker.learn.zeros, (), spec.mesh),
+    Program('update', worker.learn.apply, (state, grads), spec.mesh),
+  ]
+
+
+def _grads(state):
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
+    state.params,
+  )
+
+
+def _scored(config, method, rescores) -> list[str]:
+  """The kinds of rows that are scored apart from their gradient."""
+  is_scored = {
+    'own': rescores
+    or method.reference
+    or config.method.correction.level != 'none',
+    'peer': planning.scores_peers(config, method),
+  }
+  return [part for part, scored in is_scored.items() if scored]
+
+
+def _largest_sampling(training, config, state, frozen) -> list[Program]:
   """Reading all prompts of a batch, and decoding with the longest ring."""
   model, mesh = training.spec.model, training.decode_mesh
   train, evaluation = config.train, config.eval
@@ -110,51 +174,87 @@ def _sampling(training, config, state, frozen, copied) -> list[Program]:
     key=lambda drawn: min(config.sample.batch or drawn[0], drawn[0]) * drawn[1],
   )
   prompts = min(config.sample.batch or prompts, prompts)
-  prompts = math.ceil(prompts / mesh.shape['data']) * mesh.shape['data']
-  length, context = training.packer.lengths['own'], training.packer.context
-  settings = slots_lib.Settings(
-    samples=samples, length=length, stop_ids=(0,), density=density
-  )
-  rows, width = prompts * samples, min(sampler.WIDTH, length)
-  shape, key = jax.ShapeDtypeStruct, jax.eval_shape(lambda: jax.random.key(0))
-  slots = _placed(
-    jax.eval_shape(
-      functools.partial(slots_lib.empty, model, rows, context, length), key
+  sampler = sampler_lib.Sampler(
+    model,
+    mesh,
+    slots_lib.Settings(
+      samples=samples,
+      length=training.packer.lengths['own'],
+      stop_ids=(0,),
+      density=density,
     ),
-    slots_lib.shardings(model, mesh),
+    prompts=prompts,
+    context=training.packer.context,
   )
-  weights = _moved(state.params, training), copied or _moved(frozen, training)
+  shape, ring = sampler.shape(prompts), sampler.rings[-1]
+  weights = _moved(training)
   same = model.dtype == model.param_dtype
-  same &= training.spec.mesh.shape == training.decode_mesh.shape
+  same &= training.spec.mesh.shape == mesh.shape
   beside = (state.opt_state, state.reference) if same else (state,)
   return [
-    Program(name, function, arguments, mesh, rows, beside=(*beside, frozen))
-    for name, function, arguments in (
-      (
-        'prefill',
-        slots_lib.build_admit(model, mesh, settings),
-        (
-          *weights,
-          slots,
-          shape((prompts, context), jnp.int32),
-          shape((prompts, context), bool),
-          shape((prompts,), jnp.int32),
-          shape((rows,), jnp.int32),
-          key,
-        ),
-      ),
-      (
-        'decoding',
-        slots_lib.build_decode(model, mesh, settings, width),
-        (
-          *weights,
-          slots,
-          shape((), jnp.int32),
-          shape((), jnp.int32),
-        ),
-      ),
+    program._replace(beside=(*beside, frozen))
+    for program in (
+      _prefill(sampler, weights, shape.many, sampler.context, shape.rows, ring),
+      _decoding(sampler, weights, shape.rows, ring),
     )
   ]
+
+
+def _usual_sampling(sampler, prompts, weights) -> list[Program]:
+  """What samples so many prompts: one program for each of few shapes."""
+  shape, rings = sampler.shape(prompts), sampler.rings
+  contexts = sampler_lib.contexts(sampler.context)
+  empty = sampler.empty(rows=shape.rows, ring=rings[0])
+  found = [
+    Program('empty slots', empty, (_random_key(),), sampler.mesh),
+    *(
+      _prefill(sampler, weights, shape.many, context, shape.rows, rings[0])
+      for context in contexts
+    ),
+    *(_decoding(sampler, weights, shape.rows, ring) for ring in rings),
+  ]
+  if prompts > shape.many:
+    found += [
+      _prefill(sampler, weights, shape.few, context, shape.rows, ring)
+      for context, ring in itertools.product(contexts, rings)
+    ]
+  if shape.tail < shape.rows:
+    found.append(_decoding(sampler, weights, shape.tail, rings[-1]))
+  return found
+
+
+def _prefill(sampler, weights, prompts, context, rows, ring) -> Program:
+  shape = jax.ShapeDtypeStruct
+  arguments = (
+    *weights,
+    _slots(sampler, rows, ring),
+    shape((prompts, context), jnp.int32),
+    shape((prompts, context), bool),
+    shape((prompts,), jnp.int32),
+    shape((rows,), jnp.int32),
+    _random_key(),
+  )
+  return Program('prefill', sampler.admit, arguments, sampler.mesh, rows)
+
+
+def _decoding(sampler, weights, rows, ring) -> Program:
+  count = jax.ShapeDtypeStruct((), jnp.int32)
+  arguments = (*weights, _slots(sampler, rows, ring), count, count)
+  return Program('decoding', sampler.decode, arguments, sampler.mesh, rows)
+
+
+def _slots(sampler, rows, ring):
+  empty = functools.partial(
+    slots_lib.empty, sampler.model, rows, sampler.context, ring
+  )
+  return _placed(
+    jax.eval_shape(empty, _random_key()),
+    slots_lib.shardings(sampler.model, sampler.mesh),
+  )
+
+
+def _random_key():
+  return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def resident(training: planning.Training) -> tuple:
@@ -169,18 +269,19 @@ def _frozen(spec):
   return _placed(frozen, sharding.params(frozen, spec.mesh))
 
 
-def _moved(params, training):
-  """Trained or frozen parameters as sampling has them."""
-  cast = jax.eval_shape(
-    functools.partial(decoder.cast, dtype=training.spec.model.dtype), params
+def _moved(training):
+  """Trained and frozen parameters as sampling has them."""
+  spec = training.spec
+  return tuple(
+    move.abstract(spec.model, spec.mesh, training.decode_mesh, part)
+    for part in (0, 1)
   )
-  return _placed(cast, sharding.params(cast, training.decode_mesh))
 
 
 def _copied(training):
   """The base under adapters, of which sampling has a copy all the time."""
   is_copied = training.spec.model.lora is not None
-  return _moved(_frozen(training.spec), training) if is_copied else ()
+  return _moved(training)[1] if is_copied else ()
 
 
 def _placed(tree, places):

@@ -51,15 +51,13 @@ def run(
   with display.live(console, 'warm start', totals) as advance:
 
     def train(worker):
-      trainer, before = trainers[worker.name][0], None
+      trainer, before = trainers[worker.name][0], ''
       for _ in range(steps):
         if cancelled.is_set():
           break
         loss = trainer.step()
         # The loss of the step before: the device may be at work on this one.
-        advance(
-          worker.name, '' if before is None else f'loss {float(before):.3f}'
-        )
+        advance(worker.name, before and f'loss {sum(map(float, before)):.3f}')
         before = loss
 
     training = {name: workers[name] for name in trainers}
@@ -93,14 +91,17 @@ class Trainer:
     spec = dataclasses.replace(
       worker.spec, optimizer=optimizer, reference=False
     )
-    self._update = update.build(
+    self._update = update.Update(
       spec, {'own': objectives.LOG_LIKELIHOOD}, config.train.logit_chunk
     )
     self.state = spec.fresh(worker.state.params)
     self._encoded = functools.cache(self._encode)
 
-  def step(self) -> jax.Array:
-    """Updates on the next batch; returns its loss, which may not be computed."""
+  def step(self) -> list[jax.Array]:
+    """Updates on the next batch; returns the terms of its loss.
+
+    The device may still be working on them.
+    """
     packer, prompt_ids, rows = self._worker.packer, [], []
     for i in range(self._batch):
       prompt, ids = self._encoded(*next(self._demonstrations))

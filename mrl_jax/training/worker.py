@@ -69,8 +69,8 @@ class Worker:
     self._sampler = functools.cache(self._build_sampler)
     # The share of slots with a token, of the last completions.
     self.sampled_slots = 0.0
-    self._update = update.build(self.spec, self.objectives, chunk, temperature)
-    self._score = update.build_scorer(model, mesh, chunk, temperature)
+    self.learn = update.Update(self.spec, self.objectives, chunk, temperature)
+    self.scorer = update.build_scorer(model, mesh, chunk, temperature)
 
   def freeze(self, params: nnx.State) -> None:
     """Sets the base weights that stay as they are under LoRA adapters."""
@@ -106,8 +106,7 @@ class Worker:
       batch: prompts that are sampled at a time; 0 is all, as far as memory
         allows. It does not change the completions.
     """
-    batch = min(batch or len(prompts), self.config.sample.batch or len(prompts))
-    sample = self._sampler(per_prompt, density, batch)
+    sample = self.sampler_for(len(prompts), per_prompt, density, batch)
     finished = sample(
       self._move(self.state.params),
       self._frozen_to_decode,
@@ -146,6 +145,13 @@ class Worker:
       for i in range(0, len(rollouts), per_prompt)
     ]
 
+  def sampler_for(
+    self, prompts: int, per_prompt: int, density: drawing.Density, batch: int
+  ) -> sampler.Sampler:
+    """What samples so many prompts; see `sample`."""
+    batch = min(batch or prompts, self.config.sample.batch or prompts)
+    return self._sampler(per_prompt, density, batch)
+
   def pack(
     self, prompts: Sequence[records.Prompt], batch: rows_lib.Batch
   ) -> list[MiniBatch]:
@@ -173,20 +179,25 @@ class Worker:
     return logps
 
   def _scores(self, params, micro_batches) -> list[jax.Array]:
-    with jax.set_mesh(self.spec.mesh):
-      return [self._score(params, self.frozen, rows) for rows in micro_batches]
+    mesh = self.spec.mesh
+    with jax.set_mesh(mesh):
+      return [
+        self.scorer(params, self.frozen, update.placed(rows, mesh))
+        for rows in micro_batches
+      ]
 
   def update(
     self, mini_batches: Sequence[MiniBatch]
-  ) -> list[dict[str, jax.Array]]:
+  ) -> list[dict[str, list[jax.Array]]]:
     """Updates the state on every mini-batch.
 
-    Returns the statistics of each; the device may still be working on them.
+    Returns the statistics of its micro-batches, see `update.Update`; the device
+    may still be working on them.
     """
     statistics = []
     for parts in mini_batches:
-      self.state, sums = self._update(self.state, parts, self.frozen)
-      statistics.append(sums)
+      self.state, found = self.learn(self.state, parts, self.frozen)
+      statistics.append(found)
     return statistics
 
   def score(

@@ -67,7 +67,11 @@ class StateSpec:
 
   def fresh(self, params: nnx.State) -> TrainState:
     """The state of a policy with these parameters, before any update."""
-    return jax.jit(self._init, out_shardings=self.shardings())(params)
+    return self._fresh(params)
+
+  @functools.cached_property
+  def _fresh(self):
+    return jax.jit(self._init, out_shardings=self.shardings())
 
   def _init(self, params):
     return TrainState(

@@ -1,5 +1,6 @@
 """One update of a policy: pure, `state, parts -> state`."""
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
@@ -8,6 +9,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+import numpy as np
 import optax
 
 from mrl_jax.architecture import ModelConfig
@@ -18,73 +20,92 @@ from mrl_jax.update import objectives as objectives_lib
 from mrl_jax.update import state as state_lib
 
 
-def build(
-  spec: state_lib.StateSpec,
-  objectives: Mapping[str, objectives_lib.Objective],
-  logit_chunk: int,
-  temperature: float = 1.0,
-):
-  """Builds `update(state, parts, frozen) -> (state, statistics)`.
+class Update:
+  """An update on one mini-batch: `update(state, parts, frozen)`.
 
   Each part's gradient is compiled by itself, once for each shape of its
   micro-batches, so that the numbers of shapes of the parts add up rather than
   multiply. With one part the update is that of this part, bit for bit, whatever
   other objectives there are.
-
-  It consumes the `TrainState`. `parts` has micro-batches by the names of
-  `objectives`, and `frozen` the parameters under adapters. A part without
-  micro-batches is skipped: an update without any signal is still a step.
-  Statistics are those of the objectives, by 'part/name', with 'grad_norm'. The
-  logits of `logit_chunk` tokens are in memory at once. The policy is
-  softmax(logits / temperature).
   """
-  gradients = {
-    name: build_gradient(
-      spec.model, spec.mesh, objective, logit_chunk, temperature
-    )
-    for name, objective in objectives.items()
-  }
 
-  zeros, apply = build_zeros(spec.model, spec.mesh), build_apply(spec)
+  def __init__(
+    self,
+    spec: state_lib.StateSpec,
+    objectives: Mapping[str, objectives_lib.Objective],
+    logit_chunk: int,
+    temperature: float = 1.0,
+  ):
+    """The policy is softmax(logits / temperature).
 
-  def update(
+    The logits of `logit_chunk` tokens are in memory at once.
+    """
+    self._mesh = spec.mesh
+    self.gradients = {
+      name: build_gradient(
+        spec.model, spec.mesh, objective, logit_chunk, temperature
+      )
+      for name, objective in objectives.items()
+    }
+    self.zeros = build_zeros(spec.model, spec.mesh)
+    self.apply = build_apply(spec)
+
+  def __call__(
+    self,
     state: state_lib.TrainState,
     parts: Mapping[str, Sequence[objectives_lib.PackedRows]],
     frozen: nnx.State = decoder.NO_PARAMS,
-  ):
-    statistics = {}
-    with jax.set_mesh(spec.mesh):
-      grads = zeros()
-      for name, micro_batches in parts.items():
-        sums = None
+  ) -> tuple[state_lib.TrainState, dict[str, list[jax.Array]]]:
+    """Returns the next state, and statistics of every micro-batch.
+
+    Args:
+      state: is consumed.
+      parts: micro-batches by the names of the objectives. One without
+        micro-batches is skipped: an update without any signal is still a step.
+      frozen: the parameters under adapters.
+
+    Statistics are those of the objectives, by 'part/name', with 'grad_norm'; see
+    `joined`.
+    """
+    statistics = collections.defaultdict(list)
+    with jax.set_mesh(self._mesh):
+      grads = self.zeros()
+      for part, micro_batches in parts.items():
         for rows in micro_batches:
-          grads, more = gradients[name](grads, state.params, frozen, rows)
-          sums = _joined(sums, more) if sums else more
-        statistics |= {f'{name}/{key}': x for key, x in (sums or {}).items()}
-      state, statistics['grad_norm'] = apply(state, grads)
-    return state, statistics
+          grads, found = self.gradients[part](
+            grads, state.params, frozen, placed(rows, self._mesh)
+          )
+          for name, x in found.items():
+            statistics[f'{part}/{name}'].append(x)
+      state, norm = self.apply(state, grads)
+    return state, {**statistics, 'grad_norm': [norm]}
 
-  return update
+
+def placed(
+  rows: objectives_lib.PackedRows, mesh: Mesh
+) -> objectives_lib.PackedRows:
+  """A micro-batch on its devices, so that one program serves all of them."""
+  return jax.device_put(rows, sharding.rows(mesh))
 
 
-@jax.jit
-def _joined(sums, more):
-  """Statistics of two micro-batches together: sums, or maxima of 'max_...'."""
+def joined(
+  statistics: Mapping[str, Sequence[np.ndarray]],
+) -> dict[str, np.ndarray]:
+  """Statistics of all micro-batches: sums, or maxima of 'part/max_...'."""
   return {
-    name: jnp.maximum(x, more[name])
-    if name.startswith('max_')
-    else x + more[name]
-    for name, x in sums.items()
+    name: functools.reduce(np.maximum if '/max_' in name else np.add, found)
+    for name, found in statistics.items()
   }
 
 
 def build_zeros(model: ModelConfig, mesh: Mesh):
   """Jits `zeros() -> grads`, in float32 whatever the dtype of the parameters."""
   _, params, _ = decoder.abstract(model)
-  return jax.jit(
-    lambda: jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params),
-    out_shardings=sharding.params(params, mesh),
-  )
+
+  def zeros():
+    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+
+  return jax.jit(zeros, out_shardings=sharding.params(params, mesh))
 
 
 def build_apply(spec: state_lib.StateSpec):

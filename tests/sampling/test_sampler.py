@@ -195,6 +195,8 @@ def test_rows_end_where_the_host_says_and_make_room_for_others(monkeypatch):
 class Device:
   """In place of the programs of a sampler: rows of known lengths."""
 
+  shape = sampler_lib.Sampler.shape
+
   def __init__(self, lengths_PG, prompts, longest):
     self._lengths_PG, samples = lengths_PG, lengths_PG.shape[1]
     self.mesh, self.prompts = decoders.mesh(1, 1, 1), prompts

@@ -216,7 +216,7 @@ def test_the_description_names_models_devices_and_memory():
   assert (llama.model, llama.tokenizer) == ('llama', 'byte_level')
   assert llama.mesh == {'data': 1, 'fsdp': 2, 'tensor': 2}
   assert llama.decode_mesh == {'data': 4, 'fsdp': 1, 'tensor': 1}
-  assert (llama.micro_rows, llama.sample_batch, llama.remat) == (8, 32, 'none')
+  assert (llama.micro_rows, llama.sample_batch, llama.remat) == (6, 32, 'none')
   assert llama.parameters == plan['llama'].cost.params
   assert llama.memory_bytes == plan['llama'].cost.peak_bytes
   assert llama.seconds == plan['llama'].cost.seconds

@@ -218,7 +218,7 @@ def test_a_run_that_an_infinite_gradient_stopped_resumes_as_if_it_had_not_been(
   def overflow(worker, mini_batches):
     statistics = update(worker, mini_batches)
     if worker.name == 'llama' and worker.state.step > 2:
-      statistics[0]['grad_norm'] = np.float32(np.nan)
+      statistics[0]['grad_norm'] = [np.float32(np.nan)]
     return statistics
 
   monkeypatch.setattr(worker_lib.Worker, 'update', overflow)

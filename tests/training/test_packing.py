@@ -350,11 +350,12 @@ def test_shapes_are_known_without_rows(count, ways, micro, slots, reference):
     reference=reference,
   )
   packed = made.pack(PROMPTS, [(row(0, 6), 1.0)] * count, 'peer')
-  shapes, most = made.abstract(count, 'peer')
   # These rows are one token shorter than the longest there can be.
-  assert len(packed) <= most
-  assert all(len(part.tokens_BS) <= len(shapes.tokens_BS) for part in packed)
-  for name, x in vars(packed[0]).items():
-    shape = getattr(shapes, name)
-    if shape is not None:
-      assert (x.shape[1:], x.dtype) == (shape.shape[1:], shape.dtype)
+  assert len(packed) <= len(made.most(count, 'peer'))
+  for part in packed:
+    size = len(part.tokens_BS)
+    assert size in made.sizes
+    for name, x in vars(part).items():
+      shape = getattr(made.abstract(size, 'peer'), name)
+      if shape is not None:
+        assert (x.shape, x.dtype) == (shape.shape, shape.dtype)

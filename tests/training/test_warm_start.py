@@ -58,11 +58,11 @@ def test_a_step_trains_on_prompts_solutions_and_their_ends(monkeypatch):
   worker, steps = workers.worker(), []
   monkeypatch.setattr(
     warm_start.update,
-    'build',
+    'Update',
     lambda *_: (
       lambda state, parts, frozen: (
         state,
-        {'own/loss': steps.append(parts)},
+        {'own/loss': [steps.append(parts)]},
       )
     ),
   )

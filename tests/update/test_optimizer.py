@@ -361,10 +361,10 @@ def test_a_decoder_learns_the_same_on_eight_devices(name):
     mesh = Mesh(devices, config_lib.MESH_AXES)
     spec = state_lib.StateSpec(model=MODEL, mesh=mesh, optimizer=built)
     state = spec.fresh(spec.random_params(jax.random.key(0)))
-    learn = update.build(spec, {'own': objectives.LOG_LIKELIHOOD}, 64)
+    learn = update.Update(spec, {'own': objectives.LOG_LIKELIHOOD}, 64)
     for _ in range(5):
       state, statistics = learn(state, {'own': [rows]})
-      yield float(statistics['own/loss'])
+      yield float(statistics['own/loss'][0])
 
   alone = [*losses(1, 1, 1)]
   assert alone[-1] < 0.8 * alone[0]

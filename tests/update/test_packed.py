@@ -62,8 +62,10 @@ def differentiate(add, micro_batches):
   grads, statistics = update.build_zeros(MODEL, ONE)(), {}
   for part in micro_batches:
     grads, more = add(grads, params(), decoder.NO_PARAMS, part)
-    statistics = update._joined(statistics, more) if statistics else more
-  return jax.device_get((grads, statistics))
+    for name, x in more.items():
+      statistics.setdefault(f'own/{name}', []).append(x)
+  grads, statistics = jax.device_get((grads, statistics))
+  return grads, update.joined(statistics)
 
 
 # The method and its settings, the part of its rows, and the mini-batch.

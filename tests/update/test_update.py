@@ -56,7 +56,7 @@ SURROGATE = objectives.Objective(surrogate)
 def built(shape, reference=False):
   made = spec(shape, reference=reference)
   state = made.fresh(made.random_params(jax.random.key(0)))
-  step = update.build(made, {'own': SURROGATE, 'peer': SURROGATE}, 64)
+  step = update.Update(made, {'own': SURROGATE, 'peer': SURROGATE}, 64)
   return jax.device_get(state), made.shardings(), step
 
 
@@ -66,7 +66,8 @@ def run(shape, *batches):
   state = jax.device_put(state, places)
   for parts in batches:
     state, statistics = step(state, parts)
-  return jax.device_get((state.params, statistics))
+  params, statistics = jax.device_get((state.params, statistics))
+  return params, update.joined(statistics)
 
 
 @functools.cache
@@ -198,13 +199,13 @@ def test_an_objective_may_read_entropies():
     lambda scores, rows: (0.5 * scores.entropy_BS, {}), reads_entropy=True
   )
   made = spec()
-  step = update.build(made, {'own': entropy}, 64)
+  step = update.Update(made, {'own': entropy}, 64)
   state = made.fresh(made.random_params(jax.random.key(0)))
   entropies = []
   for _ in range(3):
     state, statistics = step(state, {'own': rows()})
     # The weights sum to 1, so that this is a mean over tokens.
-    entropies.append(-float(statistics['own/loss']) / 0.5)
+    entropies.append(-float(statistics['own/loss'][0]) / 0.5)
   assert 0 < entropies[0] < entropies[1] < entropies[2]
   assert entropies[2] < np.log(MODEL.vocab_size)
 
@@ -225,7 +226,7 @@ def test_an_update_without_signal_is_a_step_without_a_gradient():
   before = jax.device_get(built(ONE)[0])
   state, places, step = built(ONE)
   state, statistics = step(jax.device_put(state, places), {'own': []})
-  assert {name: float(x) for name, x in statistics.items()} == {'grad_norm': 0}
+  assert jax.device_get(statistics) == {'grad_norm': [0]}
   assert int(state.step) == int(before.step) + 1
   assert_same(before.params, jax.device_get(state.params))
 
@@ -252,7 +253,8 @@ def test_the_scorer_gives_the_log_probabilities_that_the_update_sees():
   mask_BS = np.concatenate([part.mask_BS for part in packed])
   np.testing.assert_array_equal(logp_BS < 0, mask_BS)  # Not at prompts.
   _, statistics = step(state, {'own': packed})
-  np.testing.assert_allclose(statistics['own/logp'], logp_BS.sum(), rtol=1e-5)
+  logp = sum(jax.device_get(statistics['own/logp']))
+  np.testing.assert_allclose(logp, logp_BS.sum(), rtol=1e-5)
 
 
 def test_only_adapters_learn():
@@ -265,7 +267,7 @@ def test_only_adapters_learn():
   frozen = jax.device_put(frozen, places)
   before = jax.device_get((params, frozen))
   state = made.fresh(params)
-  step = update.build(made, {'own': SURROGATE}, 64)
+  step = update.Update(made, {'own': SURROGATE}, 64)
   for _ in range(2):  # B begins as zeros, and A then has no gradient.
     state, _ = step(state, {'own': rows()}, frozen)
   after = jax.device_get((state.params, frozen))
