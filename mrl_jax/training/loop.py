@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import math
 import os
 import time
@@ -121,6 +122,9 @@ def train(
       yield
     took_s[step] = time.monotonic() - started
 
+  # What exists by now stays: collecting garbage in a round need not look at it.
+  gc.collect()
+  gc.freeze()
   job.watch.lap()  # The first round does not count what came before it.
   totals = dict.fromkeys(job.workers, total)
   with (

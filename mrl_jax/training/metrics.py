@@ -1,6 +1,7 @@
 """Metrics on disk: JSON lines, and events for TensorBoard."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 import json
 import os
 
@@ -39,7 +40,9 @@ class Writer:
   """Writes the metrics of a run to its work dir, and events for TensorBoard.
 
   `metrics.jsonl` has a line for each round and policy, `evaluations.jsonl` one
-  for each evaluation and policy. A resumed run appends to them.
+  for each evaluation and policy. A resumed run appends to them. Events are written
+  by a thread, while the run goes on; an error there is raised by what is written
+  next, or by `close`.
   """
 
   def __init__(
@@ -57,6 +60,7 @@ class Writer:
     self._keep(workdir.ROUNDS, 'round', self._done - 1)
     self._keep(workdir.EVALUATIONS, 'rounds', self._done)
     self._events, self._accuracy, self._evaluated = {}, {}, 0
+    self._thread, self._pending = futures.ThreadPoolExecutor(1, 'events'), []
 
   def _keep(self, name, key, last):
     """Keeps lines up to the round `last`; sets aside what cannot be read."""
@@ -93,7 +97,16 @@ class Writer:
         residual.segmentation_error
       )
     self._append(workdir.ROUNDS, values)
-    events = self._of(row.policy)
+    self._later(self._round_events, row.policy, row.round, values)
+
+  def _later(self, function: Callable, *arguments):
+    for done in [future for future in self._pending if future.done()]:
+      self._pending.remove(done)
+      done.result()
+    self._pending.append(self._thread.submit(function, *arguments))
+
+  def _round_events(self, policy, round, values):
+    events = self._of(policy)
     for name, value in _leaves(values):
       first = name.partition('/')[0]
       if first in _NOT_EVENTS:
@@ -103,18 +116,20 @@ class Writer:
       if name.endswith(_HISTOGRAM):
         middles = (_ENDS[:-1] + _ENDS[1:]) / 2
         log_ratios = np.repeat(middles, value)
-        events.add_histogram(tag, log_ratios, row.round, bins=_ENDS)
+        events.add_histogram(tag, log_ratios, round, bins=_ENDS)
       else:
-        events.add_scalar(tag, value, row.round)
+        events.add_scalar(tag, value, round)
     events.flush()
 
   def evaluation(self, evaluation: workdir.Evaluation) -> None:
     """Writes an evaluation of a policy."""
     self._append(workdir.EVALUATIONS, msgspec.to_builtins(evaluation))
-    policy, rounds = evaluation.policy, evaluation.rounds
-    events = self._of(policy)
-    self._accuracy[policy] = evaluation.accuracy[workdir.OVERALL]
-    self._evaluated = rounds
+    self._accuracy[evaluation.policy] = evaluation.accuracy[workdir.OVERALL]
+    self._evaluated = evaluation.rounds
+    self._later(self._evaluation_events, evaluation)
+
+  def _evaluation_events(self, evaluation):
+    events, rounds = self._of(evaluation.policy), evaluation.rounds
     for part in ('accuracy', 'error'):
       for family, value in getattr(evaluation, part).items():
         if value is not None:
@@ -125,6 +140,9 @@ class Writer:
 
   def close(self) -> None:
     """Closes the files; writes hyper-parameters with the last accuracies."""
+    self._thread.shutdown()
+    for future in self._pending:
+      future.result()
     for events in self._events.values():
       events.close()
     if self._accuracy:
