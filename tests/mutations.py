@@ -34,6 +34,41 @@ _MODELS = 'mrl_jax/models/'
 
 MUTATIONS = (
   Mutation(
+    'a program is compiled ahead for arguments that it is not called with',
+    'mrl_jax/training/programs.py',
+    '(*arguments, state.params, frozen, _placed(rows, places)),',
+    '(*arguments, state.params, frozen, rows),',
+    ('tests/training/test_compiling.py',),
+  ),
+  Mutation(
+    'weights are compiled ahead as if sampling moved all of them',
+    'mrl_jax/sampling/move.py',
+    'place = source if stays else target',
+    'place = target',
+    ('tests/training/test_compiling.py',),
+  ),
+  Mutation(
+    'maxima of micro-batches are added',
+    'mrl_jax/update/update.py',
+    "np.maximum if '/max_' in name else np.add",
+    'np.add',
+    ('tests/update/test_update.py',),
+  ),
+  Mutation(
+    'an error of writing events is not heard of',
+    'mrl_jax/training/metrics.py',
+    '      done.result()\n',
+    '',
+    ('tests/training/test_metrics.py',),
+  ),
+  Mutation(
+    'the logits of every chunk are kept for the backward pass',
+    'mrl_jax/models/logps.py',
+    '  function = jax.checkpoint(function)\n',
+    '',
+    ('tests/models/test_logps.py',),
+  ),
+  Mutation(
     'a stop string is not searched for across programs',
     'mrl_jax/training/rollouts.py',
     'needed = len(ids) - new, longest - 1',

@@ -42,9 +42,6 @@ from mrl_jax.update import checkpoint
 from mrl_jax.update import update
 
 _SAMPLE, _EVALUATE, _REFILL = range(3)  # Streams of a policy's random key.
-# Effective sample size of ratios of trainer to sampler, over the number of
-# tokens; below it the standard deviation of the ratios is above 0.1.
-_LEAST_ESS = 0.99
 
 
 def run(
@@ -211,7 +208,7 @@ def play_round(
         'checkpoint is sound; a lower train.optimizer.learning_rate or '
         'method.prp.max_ratio may help'
       )
-    _warn_of_mismatch(result)
+    statistics.warn_of_mismatch(result)
     progress.add_residuals(name, context.log.residuals)
     results[name] = complete(result, groups[name])
   return results
@@ -389,23 +386,6 @@ def finish(
     endpoint.finish()
   display.show_end(console, summary, job.workdir)
   return summary
-
-
-def _warn_of_mismatch(result: workdir.RoundMetrics) -> None:
-  """Warns if ratios of trainer to sampler vary much before any update."""
-  mismatch = result.mismatch
-  if mismatch.kl is not None and mismatch.ess_fraction < _LEAST_ESS:
-    logging.log_first_n(
-      logging.WARNING,
-      'round %d: sampler and trainer of %s differ: ratios of up to %.2f before '
-      'any update, a KL of %.4f nats a token. float32 lets them agree '
-      '(policies.NAME.model.dtype), method.correction.level=token corrects',
-      3,
-      result.round,
-      result.policy,
-      mismatch.max_ratio,
-      mismatch.kl,
-    )
 
 
 def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:

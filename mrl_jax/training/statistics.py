@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from absl import logging
 import numpy as np
 
 from mrl_jax import algorithms
@@ -9,6 +10,10 @@ from mrl_jax import records
 from mrl_jax import workdir
 from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import rows as rows_lib
+
+# Effective sample size of ratios of trainer to sampler, over the number of
+# tokens; below it the standard deviation of the ratios is above 0.1.
+_LEAST_ESS = 0.99
 
 
 def round_metrics(
@@ -59,6 +64,23 @@ def round_metrics(
     method=log.metrics,
     **algorithms.rescues(context),
   )
+
+
+def warn_of_mismatch(result: workdir.RoundMetrics) -> None:
+  """Warns if ratios of trainer to sampler vary much before any update."""
+  mismatch = result.mismatch
+  if mismatch.kl is not None and mismatch.ess_fraction < _LEAST_ESS:
+    logging.log_first_n(
+      logging.WARNING,
+      'round %d: sampler and trainer of %s differ: ratios of up to %.2f before '
+      'any update, a KL of %.4f nats a token. float32 lets them agree '
+      '(policies.NAME.model.dtype), method.correction.level=token corrects',
+      3,
+      result.round,
+      result.policy,
+      mismatch.max_ratio,
+      mismatch.kl,
+    )
 
 
 def _sums(part, updates) -> dict[str, float | list[float]]:

@@ -20,6 +20,7 @@ from mrl_jax.training import dynamic_sampling
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from mrl_jax.training import progress
+from mrl_jax.training import statistics
 from mrl_jax.training import stopping
 from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import checkpoint
@@ -448,7 +449,7 @@ def test_a_mismatch_of_sampler_and_trainer_is_an_alarm(caplog, ess):
   row = workdir_lib.RoundMetrics(round=3, policy='a', mismatch=mismatch)
   logging.use_absl_handler()
   with caplog.at_level('WARNING', logger='absl'):
-    loop._warn_of_mismatch(row)
+    statistics.warn_of_mismatch(row)
   warned = 'round 3: sampler and trainer of a differ' in caplog.text
   assert warned == (ess == 0.98)
 

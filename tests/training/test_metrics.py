@@ -1,9 +1,12 @@
+from concurrent import futures
 import contextlib
+import errno
 import json
 import os
 import pathlib
 import struct
 import tempfile
+from unittest import mock
 
 from absl import logging
 import hypothesis
@@ -11,6 +14,7 @@ from hypothesis import strategies
 import msgspec
 import numpy as np
 import pytest
+import tensorboardX
 from tensorboardX.proto import event_pb2
 
 from mrl_jax import workdir
@@ -254,3 +258,19 @@ def test_no_file_exists_before_its_first_line(tmp_path):
   # The first row tells a study that the warm starts are in the cache.
   write(tmp_path, None)
   assert not (tmp_path / 'metrics.jsonl').exists()
+
+
+def test_an_error_of_the_thread_that_writes_events_is_raised(
+  tmp_path, monkeypatch
+):
+  full = mock.Mock(side_effect=OSError(errno.ENOSPC, 'no room'))
+  writer = metrics.Writer(os.fspath(tmp_path), None, {})
+  monkeypatch.setattr(tensorboardX.SummaryWriter, 'add_scalar', full)
+  writer.round(row(0))
+  futures.wait(writer._pending)
+  with pytest.raises(OSError, match='no room'):
+    writer.round(row(1))
+  late = metrics.Writer(os.fspath(tmp_path), None, {})
+  late.round(row(0))
+  with pytest.raises(OSError, match='no room'):
+    late.close()
