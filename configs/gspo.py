@@ -5,8 +5,8 @@
 https://arxiv.org/abs/2507.18071, with the clip of its authors, 3e-4 and 4e-4,
 and the mean over responses. The base that HACPO builds on.
 
-90 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
-accuracy, percent, mean of both policies, 5 seeds: from 34.5 to 61.8 ± 2.1.
+50 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
+accuracy, percent, mean of both policies, 5 seeds: from 35.5 to 61.7 ± 2.0.
 
 To vary: method.clip_low and clip_high (policies this small move further in an
 update than the authors' do), train.mini_batches.

@@ -5,8 +5,8 @@
 https://arxiv.org/abs/2603.02604, on GSPO, with the settings of its authors
 (delta, delta_step and alpha differ from pair to pair there).
 
-222 s on 2 CPU cores, beside another run and with the warm start cached.
-Held-out accuracy, percent, mean of both policies, 5 seeds: from 34.5 to 59.9 ± 2.2.
+150 s on 2 CPU cores, beside another run and with the warm start cached.
+Held-out accuracy, percent, mean of both policies, 5 seeds: from 35.5 to 61.9 ± 2.7.
 
 To vary: method.baseline=pooled, method.hacpo.capability_weight=False,
 method.hacpo.alpha=0 and method.hacpo.clip=False leave out its four mechanisms;
