@@ -8,9 +8,9 @@ understood by two of the policies and unknown to the other two, and no two
 policies understand the same, so that each has something to learn from
 every other.
 
-Under 16 minutes on 2 CPU cores that had other work to do. Held-out
-accuracy, percent, seed 0: mean of the four 34.4 to 55.1; gemma 36.9 to 61.5,
-gemma_wide 27.2 to 43.6, llama 39.1 to 59.6, qwen 34.5 to 55.8.
+8 minutes on 2 CPU cores that had other work to do. Held-out accuracy, percent,
+seed 0: mean of the four 33.6 to 62.6; gemma 37.5 to 56.1, gemma_wide 31.2 to
+60.4, llama 33.8 to 75.6, qwen 32.0 to 58.3.
 
 To vary: method.name=prp (rollouts cross all four vocabularies; a policy then
 trains on four times the rows), policies.NAME.listens_to (a ring or a star in

@@ -4,12 +4,12 @@
 
 https://arxiv.org/abs/2609.37868, with the settings of its authors.
 
-97 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
-accuracy, percent, mean of both policies, 5 seeds: from 34.5 to 61.9 ± 1.6.
-The gate admits 0.7% of the responses offered; the median compatibility is 0.03.
-Cumulative ablations with seed 0, where GRAFT has 59.4 and GRPO 59.7: no gate
-(method.graft.admission=all) 59.5; no weights (method.graft.weighted=False)
-58.5; successes only (method.graft.success_only=True) 71.8.
+55 s on 2 CPU cores, beside another run and with the warm start cached. Held-out
+accuracy, percent, mean of both policies, 5 seeds: from 35.5 to 64.3 ± 2.3.
+The gate admitted 38 responses in the five runs; the median compatibility is
+0.03. Cumulative ablations with seed 0, where GRAFT has 70.2 and GRPO 68.3: no
+gate (method.graft.admission=all) 68.9; no weights (method.graft.weighted=False)
+71.5; successes only (method.graft.success_only=True) 77.9.
 
 To vary: method.graft.floor, method.graft.admission=all (no gate) or random,
 method.which=complementary (unbalanced) or random, method.how=luffy,
