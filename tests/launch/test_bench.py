@@ -102,6 +102,7 @@ def test_see_over_every_transport(figures):
   assert [*rows] == ['in process', 'journal', 'gRPC']
 
 
+@pytest.mark.slow
 def test_the_sampler_at_even_and_at_uneven_lengths(figures, without_peers):
   _, rows = figures(
     'sampler',
