@@ -6,7 +6,7 @@ https://arxiv.org/abs/2402.03300, with the asymmetric clip and the mean over
 tokens of DAPO, https://arxiv.org/abs/2503.14476. What the other methods are
 compared with.
 
-80 s and 1 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
+80 s and 1.5 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
 policies, 5 seeds: from 35.5 to 63.1 ± 2.0.
 
 To vary: train.aggregation (sequence_mean is GRPO's own, constant is that of

@@ -5,7 +5,7 @@
 Mutual RL, https://arxiv.org/abs/2605.07244, shares advantage signals; that they
 are pooled moments of rewards is our reconstruction (sharing/xgrpo.py).
 
-80 s and 1 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
+80 s and 1.5 GB on 2 CPU cores. Held-out accuracy, percent, mean of both
 policies, 5 seeds: from 35.5 to 62.6 ± 2.5; with seed 0, from 34.6 to 67.2.
 
 To vary: train.samples (the fewer there are, the more a peer's rewards say about

@@ -36,8 +36,15 @@ MUTATIONS = (
   Mutation(
     'a program is compiled ahead for arguments that it is not called with',
     'mrl_jax/training/programs.py',
-    '(*arguments, state.params, frozen, _placed(rows, places)),',
-    '(*arguments, state.params, frozen, rows),',
+    'packer.abstract(size, part, place)',
+    'packer.abstract(size, part)',
+    ('tests/training/test_compiling.py',),
+  ),
+  Mutation(
+    'of evaluation and training, the last decides what sampling is compiled ahead',
+    'mrl_jax/training/programs.py',
+    'most[sampler] = max(prompts, most.get(sampler, 0))',
+    'most[sampler] = prompts',
     ('tests/training/test_compiling.py',),
   ),
   Mutation(

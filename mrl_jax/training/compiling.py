@@ -21,16 +21,17 @@ def ahead(
   else they would be compiled twice. At the end, what has not begun is left.
   """
   in_turn = itertools.chain(*itertools.zip_longest(*programs.values()))
-  with contextlib.ExitStack() as stack:
-    pool = futures.ThreadPoolExecutor(os.cpu_count(), 'compile')
-    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-    started = [pool.submit(_compile, p) for p in in_turn if p is not None]
+  pool = futures.ThreadPoolExecutor(os.cpu_count(), 'compile')
+  started = [pool.submit(_compile, p) for p in in_turn if p is not None]
 
-    def wait():
-      for future in started:
-        future.result()
+  def wait():
+    for future in started:
+      future.result()
 
+  try:
     yield wait
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile(program):

@@ -119,15 +119,13 @@ def train(
       yield
     took_s[step] = time.monotonic() - started
 
-  # What exists by now stays: collecting garbage in a round need not look at it.
-  gc.collect()
-  gc.freeze()
-  job.watch.lap()  # The first round does not count what came before it.
   totals = dict.fromkeys(job.workers, total)
   with (
     display.live(console, 'round', totals, progress.rounds) as advance,
     stop.deferred(),
+    _less_garbage(),
   ):
+    job.watch.lap()  # The first round does not count what came before it.
     while progress.rounds < total or progress.unwritten:
       if not progress.unwritten:
         with leaving_behind('round'):
@@ -162,11 +160,20 @@ def train(
         checkpoints.wait()
         writer.close()
         stop.leave()
-      for (
-        name,
-        note,
-      ) in notes.items():  # After all that a lost terminal could stop.
+      # After all that a lost terminal could stop.
+      for name, note in notes.items():
         advance(name, note)
+
+
+@contextlib.contextmanager
+def _less_garbage():
+  """Has the collection of garbage pass over what exists by now, and stays."""
+  gc.collect()
+  gc.freeze()
+  try:
+    yield
+  finally:
+    gc.unfreeze()
 
 
 def _save_left_behind(job, taken, checkpoints) -> bool:

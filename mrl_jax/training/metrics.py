@@ -1,5 +1,6 @@
 """Metrics on disk: JSON lines, and events for TensorBoard."""
 
+import collections
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 import json
@@ -60,7 +61,8 @@ class Writer:
     self._keep(workdir.ROUNDS, 'round', self._done - 1)
     self._keep(workdir.EVALUATIONS, 'rounds', self._done)
     self._events, self._accuracy, self._evaluated = {}, {}, 0
-    self._thread, self._pending = futures.ThreadPoolExecutor(1, 'events'), []
+    self._thread = futures.ThreadPoolExecutor(1, 'events')
+    self._pending = collections.deque()
 
   def _keep(self, name, key, last):
     """Keeps lines up to the round `last`; sets aside what cannot be read."""
@@ -100,9 +102,8 @@ class Writer:
     self._later(self._round_events, row.policy, row.round, values)
 
   def _later(self, function: Callable, *arguments):
-    for done in [future for future in self._pending if future.done()]:
-      self._pending.remove(done)
-      done.result()
+    while self._pending and self._pending[0].done():
+      self._pending.popleft().result()
     self._pending.append(self._thread.submit(function, *arguments))
 
   def _round_events(self, policy, round, values):

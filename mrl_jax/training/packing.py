@@ -191,12 +191,17 @@ class Packer:
     each = self.slots(part) // (self.context + self.lengths[part])
     return self._sizes(max(1, -(-count // each)))
 
-  def abstract(self, size: int, part: str) -> objectives.PackedRows:
-    """The shapes and dtypes of a micro-batch of this size."""
+  def abstract(
+    self,
+    size: int,
+    part: str,
+    place: jax.sharding.Sharding | None = None,
+  ) -> objectives.PackedRows:
+    """The shapes and dtypes of a micro-batch of this size, and its sharding."""
     columns = self._columns(self.slots(part))
     return objectives.PackedRows(
       **{
-        name: jax.ShapeDtypeStruct((size, width), dtype)
+        name: jax.ShapeDtypeStruct((size, width), dtype, sharding=place)
         for name, (width, dtype) in columns.items()
       }
     )

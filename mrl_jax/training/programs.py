@@ -103,41 +103,43 @@ def ahead(
   grads, train, evaluation = _grads(state), config.train, config.eval
   weights = _moved(worker)
   density = drawing.Density(temperature=evaluation.temperature)
-  sampling = {}
+  most = {}  # Prompts, by sampler: evaluation and training may share one.
   for prompts, *how in (
     (heldout, evaluation.samples, density, evaluation.batch),
     (train.prompts, train.samples, planning.density(config.sample), 0),
   ):
     sampler = worker.sampler_for(prompts, *how)
-    sampling[sampler] = _usual_sampling(sampler, prompts, weights)
+    most[sampler] = max(prompts, most.get(sampler, 0))
+  sampling = [
+    _usual_sampling(s, prompts, weights) for s, prompts in most.items()
+  ]
 
   def over_rows(name, part, function, *arguments):
     return [
       Program(
         f'{part} {name}',
         function,
-        (*arguments, state.params, frozen, _placed(rows, places)),
+        (*arguments, state.params, frozen, packer.abstract(size, part, place)),
         spec.mesh,
         size,
       )
       for size in packer.sizes
-      for rows in [packer.abstract(size, part)]
-      for places in [jax.tree.map(lambda _: place, rows)]
     ]
 
   rescores = worker.rescores and train.mini_batches > 1
+  # One part for each length of packed rows: the scorer is the same for all parts.
+  scored = {packer.slots(p): p for p in _scored(config, method, rescores)}
   scoring = [
-    over_rows('scoring', part, worker.scorer)
-    for part in _scored(config, method, rescores)
+    over_rows('scoring', part, worker.scorer) for part in scored.values()
   ]
   gradients = [
     over_rows('gradient', part, function, grads)
-    for part, function in worker.learn.gradients.items()
+    for part, function in worker.updater.gradients.items()
   ]
   return [
-    *itertools.chain(*sampling.values(), *scoring, *gradients),
-    Program('gradient of zero', worker.learn.zeros, (), spec.mesh),
-    Program('update', worker.learn.apply, (state, grads), spec.mesh),
+    *itertools.chain(*sampling, *scoring, *gradients),
+    Program('gradient of zero', worker.updater.zeros, (), spec.mesh),
+    Program('update', worker.updater.apply, (state, grads), spec.mesh),
   ]
 
 

@@ -51,13 +51,14 @@ def run(
   with display.live(console, 'warm start', totals) as advance:
 
     def train(worker):
-      trainer, before = trainers[worker.name][0], ''
+      trainer, before = trainers[worker.name][0], []
       for _ in range(steps):
         if cancelled.is_set():
           break
         loss = trainer.step()
         # The loss of the step before: the device may be at work on this one.
-        advance(worker.name, before and f'loss {sum(map(float, before)):.3f}')
+        note = f'loss {sum(map(float, before)):.3f}' if before else ''
+        advance(worker.name, note)
         before = loss
 
     training = {name: workers[name] for name in trainers}

@@ -69,7 +69,7 @@ class Worker:
     self._sampler = functools.cache(self._build_sampler)
     # The share of slots with a token, of the last completions.
     self.sampled_slots = 0.0
-    self.learn = update.Update(self.spec, self.objectives, chunk, temperature)
+    self.updater = update.Update(self.spec, self.objectives, chunk, temperature)
     self.scorer = update.build_scorer(model, mesh, chunk, temperature)
 
   def freeze(self, params: nnx.State) -> None:
@@ -196,7 +196,7 @@ class Worker:
     """
     statistics = []
     for parts in mini_batches:
-      self.state, found = self.learn(self.state, parts, self.frozen)
+      self.state, found = self.updater(self.state, parts, self.frozen)
       statistics.append(found)
     return statistics
 

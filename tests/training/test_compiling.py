@@ -26,7 +26,7 @@ ROUND = {
   'zeros',
   'apply',
 }
-HELDOUT = 6
+PROMPTS, HELDOUT = 8, 10  # Of a round, and of an evaluation.
 
 
 @pytest.fixture
@@ -50,7 +50,11 @@ def compiled(caplog):
 
 @pytest.mark.parametrize(
   ('method', 'changes'),
-  [('prp', {}), ('grpo', {'train.mini_batches': 2, 'sample.max_tokens': 80})],
+  [
+    # One sampler for evaluation, where rows end at different times, and training.
+    ('prp', {'eval.samples': 2, 'sample.max_tokens': 60}),
+    ('grpo', {'train.mini_batches': 2, 'sample.max_tokens': 80}),
+  ],
 )
 def test_a_round_compiles_nothing_that_was_compiled_ahead(
   method, changes, compiled
@@ -58,11 +62,11 @@ def test_a_round_compiles_nothing_that_was_compiled_ahead(
   config = examples.run_config(
     **{
       'method.name': method,
-      'train.prompts': 4,
+      'train.prompts': PROMPTS,
       'train.samples': 2,
       'train.packed_tokens': 16,
       'train.micro_rows': 16,
-      'eval.batch': 4,
+      'eval.batch': PROMPTS,
       'eval.samples': 1,
       'sample.max_tokens': 6,
       **changes,
@@ -72,7 +76,7 @@ def test_a_round_compiles_nothing_that_was_compiled_ahead(
   packer = dataclasses.replace(
     shared.packer,
     train=config.train,
-    lengths={'own': config.sample.max_tokens, 'peer': 6},
+    lengths=dict.fromkeys(('own', 'peer'), config.sample.max_tokens),
   )
   worker = dataclasses.replace(
     shared,
@@ -92,7 +96,12 @@ def test_a_round_compiles_nothing_that_was_compiled_ahead(
   key = jax.random.key(0)
   evaluation.evaluate({'a': worker}, prompts, config.eval, {'a': key}, rounds=0)
   groups = worker.sample(
-    prompts[:4], 2, key, planning.density(config.sample), run='run', round=0
+    prompts[:PROMPTS],
+    2,
+    key,
+    planning.density(config.sample),
+    run='run',
+    round=0,
   )
   own = [
     rows_lib.own_row(p, rollout, 1.0)
@@ -101,7 +110,7 @@ def test_a_round_compiles_nothing_that_was_compiled_ahead(
   ]
   # Enough rows for micro-batches of both sizes.
   peer = own * 9 if 'peer' in worker.objectives else []
-  batch = rows_lib.Batch(own=own * 9, peer=peer, order=range(4))
+  batch = rows_lib.Batch(own=own * 9, peer=peer, order=range(PROMPTS))
   mini_batches = worker.pack(prompts, batch)
   sizes = {
     len(rows.tokens_BS)
