@@ -255,7 +255,7 @@ def test_rollouts_that_stop_strings_ended_are_trained_on(give, monkeypatch):
   updates = []
   monkeypatch.setattr(
     worker,
-    'learn',
+    'updater',
     lambda state, parts, frozen: updates.append(parts) or (state, {}),
   )
   worker.update(worker.pack(PROMPTS[:1], batch))
@@ -302,7 +302,7 @@ def test_later_mini_batches_are_scored_before_the_first_update(
   change(rescores=True, packer=packer)
   monkeypatch.setattr(
     worker,
-    'learn',
+    'updater',
     lambda state, parts, frozen: updates.append(parts) or (state, {}),
   )
   rows = [
@@ -336,7 +336,7 @@ def test_a_peers_response_follows_the_prompt_in_the_learners_template(
   change(template=prompts_lib.plain('Q {prompt}\n'))
   monkeypatch.setattr(
     worker,
-    'learn',
+    'updater',
     lambda state, parts, frozen: updates.append(parts) or (state, {}),
   )
   row = rows_lib.demonstration(1, np.append(tokenizer.encode(b'= 9'), 1))
