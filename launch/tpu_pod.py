@@ -38,6 +38,7 @@ def main(_):
   import jax
 
   from mrl_jax import checks
+  from mrl_jax import cluster
   from mrl_jax import config as config_lib
   from mrl_jax import files
   from mrl_jax import workdir as workdir_lib
@@ -48,17 +49,23 @@ def main(_):
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
   config = CONFIG.value
-  workdir = _WORKDIR.value or os.path.join(
-    'runs', f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}'
-  )
   devices = config_lib.settle_devices(config)
   jax.config.update('jax_num_cpu_devices', devices)
+  try:
+    cluster.start(config.cluster)
+  except checks.InputError as error:
+    sys.exit(f'{error}')
+  began = cluster.decided(
+    'the name of the work dir',
+    lambda: f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}',
+  )
+  workdir = _WORKDIR.value or os.path.join('runs', began)
   jax.config.update(
     'jax_compilation_cache_dir',
     os.path.join(workdir_lib.cache_dir(config, workdir), 'xla'),
   )
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  console = console_lib.Console()
+  console = console_lib.Console(quiet=not cluster.leads())
 
   def end(has_time):
     if has_time:

@@ -264,6 +264,19 @@ KEYS = {
   'mwra.tensor': Key(1, 'Of the tensor axis in training.', 0),
   'mwra.decode_tensor': Key(0, 'Of the tensor axis while sampling.', 0),
   'mwra.time_share': Key(False, 'All policies take turns on all devices.'),
+  # A cluster of processes that train the same policies: its hosts.
+  'cluster.coordinator': Key(
+    '', "HOST:PORT of its process 0, or 'auto' on Cloud TPU; '' is no cluster."
+  ),
+  'cluster.processes': Key(0, 'Their number; not with auto.', 0),
+  'cluster.process': Key(0, 'The number of this one; not with auto.', 0),
+  # Long enough for a leader that waits for peers, and verifies.
+  'cluster.wait_s': Key(
+    600.0, 'Seconds that processes wait for each other.', above=0
+  ),
+  'cluster.lost_s': Key(
+    30.0, 'Seconds of silence after which a process is lost.', 1
+  ),
   'checkpoint.every': Key(50, 'Rounds between checkpoints.', 1),
   'checkpoint.minutes': Key(0.0, 'Minutes between them; 0 is no such rule.', 0),
   # A machine that is taken away gives some 30 s after SIGTERM.

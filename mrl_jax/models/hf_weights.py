@@ -8,7 +8,6 @@ import os
 
 from flax import nnx
 import huggingface_hub
-import jax
 import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
@@ -17,6 +16,7 @@ from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax import parameters
 from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import sharding
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _DTYPES = ('F32', 'BF16', 'F16')
@@ -55,7 +55,7 @@ def read(
       x = f.get_tensor(tensor.name)
     advance(x.nbytes)
     x = tensor.to_ours(x).astype(param.dtype, order='C')
-    return param.replace(jax.device_put(x, flat_places[name].get_value()))
+    return param.replace(sharding.put(x, flat_places[name].get_value()))
 
   return nnx.map_state(load, like)
 

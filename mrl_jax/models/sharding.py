@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+import numpy as np
 
 from mrl_jax import checks
 
@@ -88,6 +89,36 @@ def by_rows(x: jax.Array) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
+
+
+def put(tree, place: NamedSharding):
+  """A tree of arrays on devices, those of other processes included.
+
+  Every process has the whole arrays of the host, the same ones.
+  """
+  if place.is_fully_addressable:
+    return jax.device_put(tree, place)
+  return jax.tree.map(lambda x: _put(x, place), tree)
+
+
+def arguments(tree, places):
+  """Arrays of the host as arguments of a program that has these shardings.
+
+  A program that runs in this process alone takes them as they are.
+  """
+  if jax.tree.leaves(places)[0].is_fully_addressable:
+    return tree
+  return jax.tree.map(_put, tree, places)
+
+
+def _put(x, place):
+  if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    return jax.device_put(x, place)
+  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    data = _put(np.asarray(jax.random.key_data(x)), place)
+    return jax.random.wrap_key_data(data)
+  x = np.asarray(x)
+  return jax.make_array_from_callback(x.shape, place, lambda index: x[index])
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from mrl_jax.architecture import ModelConfig
+from mrl_jax.models import sharding
 from mrl_jax.sampling import slots as slots_lib
 
 WIDTH = 64  # The most tokens of a row between two decisions of the host.
@@ -124,7 +125,8 @@ class _Batch:
 
   def __init__(self, sampler, weights, prompts, key, ends):
     self._sampler, self._weights = sampler, weights
-    self._prompts, self._key, self._ends = prompts, key, ends
+    self._prompts, self._ends = prompts, ends
+    self._key = sharding.arguments(key, sharding.replicated(sampler.mesh))
     self._shape = sampler.shape(len(prompts))
     # Prompts that are read together are about as long.
     self.waiting = collections.deque(
@@ -134,7 +136,9 @@ class _Batch:
     self.table = Table(self._shape.rows, settings.length, settings.stop_ids)
     self._ring = sampler.rings[0]
     with jax.set_mesh(sampler.mesh):
-      self._slots = sampler.empty(rows=self._shape.rows, ring=self._ring)(key)
+      self._slots = sampler.empty(rows=self._shape.rows, ring=self._ring)(
+        self._key
+      )
 
   def advance(self) -> list[Completion]:
     """Reads prompts if there is room for some, or samples some tokens."""
@@ -151,7 +155,7 @@ class _Batch:
       sampler.used += len(drawn.count_B) * int(drawn.count_B.max())
     completions = table.add(drawn, self._ends)
     if (table.live_B != drawn.live_B).any():  # Stop strings ended rows.
-      live_B = jax.device_put(table.live_B, self._slots.live_B.sharding)
+      live_B = sharding.put(table.live_B, self._slots.live_B.sharding)
       self._slots = dataclasses.replace(self._slots, live_B=live_B)
     sampler.real += sum(len(completion.ids) for completion in completions)
     return completions
@@ -171,14 +175,12 @@ class _Batch:
       valid_PC[i, context - len(ids) :] = True
       index_P[i] = p
     row_B = self.table.place(group, self._sampler.settings.samples)
+    arrays = sharding.arguments(
+      (prompt_PC, valid_PC, index_P, row_B),
+      slots_lib.admitted(self._sampler.mesh),
+    )
     self._slots, drawn = self._sampler.admit(
-      *self._weights,
-      self._slots,
-      prompt_PC,
-      valid_PC,
-      index_P,
-      row_B,
-      self._key,
+      *self._weights, self._slots, *arrays, self._key
     )
     return jax.device_get(drawn)
 

@@ -282,9 +282,14 @@ def build_admit(model: ModelConfig, mesh: Mesh, settings: Settings):
 
   It consumes the slots. Prompts are sharded over the mesh, as slots are.
   """
-  rows, one = sharding.rows(mesh), sharding.replicated(mesh)
-  arguments = rows, rows, one, rows, one
+  arguments = *admitted(mesh), sharding.replicated(mesh)
   return _build(model, mesh, admit, arguments, settings=settings)
+
+
+def admitted(mesh: Mesh) -> tuple[NamedSharding, ...]:
+  """The shardings of the host's arrays that `admit` reads, in their order."""
+  rows = sharding.rows(mesh)
+  return rows, rows, sharding.replicated(mesh), rows
 
 
 def build_decode(

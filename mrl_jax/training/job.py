@@ -17,6 +17,7 @@ import msgspec
 
 from mrl_jax import algorithms
 from mrl_jax import checks
+from mrl_jax import cluster
 from mrl_jax import config as config_lib
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.data import pipeline
@@ -78,11 +79,24 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     'its prompt, and with this method no peer has any to give',
   )
   verifier = judge.VERIFIERS[config.reward.verifier](config.reward)
-  workdir_lib.prepare(workdir, config)
-  cache = workdir_lib.cache_dir(config, workdir)
-  loaded = inputs.check_answers(
-    inputs.load(config, cache), verifier, config.data.max_faulty
+  cluster.agree(
+    'the start',
+    {
+      'jax': jax.__version__,
+      'work dir': os.path.abspath(workdir),
+      **config_lib.without_places(config_lib.flat(config)),
+    },
   )
+  cluster.decided('the work dir', lambda: workdir_lib.prepare(workdir, config))
+  cache = workdir_lib.cache_dir(config, workdir)
+  loaded = cluster.leader_first('data', lambda: inputs.load(config, cache))
+  faulty = cluster.decided(
+    'answers',
+    lambda: (
+      inputs.check_answers(loaded, verifier, config.data.max_faulty).faulty
+    ),
+  )
+  loaded = dataclasses.replace(loaded, faulty=faulty)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   tokenizers = {name: p.tokenizer for name, p in loaded.policies.items()}
   places = peers.Peers(config, method.kinds, tokenizers)
@@ -95,12 +109,17 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   weights = pretrained.check(
     config.policies, {name: part.model for name, part in plan.items()}
   )
-  workdir_lib.claim(
-    workdir,
-    config,
-    inputs=loaded.digest,
-    tokenizers={name: p.folder for name, p in loaded.policies.items()},
-    weights=weights,
+  digest = loaded.digest
+  cluster.agree('the inputs', {'data': digest, 'weights': weights})
+  cluster.decided(
+    'the work dir',
+    lambda: workdir_lib.claim(
+      workdir,
+      config,
+      inputs=digest,
+      tokenizers={name: p.folder for name, p in loaded.policies.items()},
+      weights=weights,
+    ),
   )
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
   node = places.connect(run, os.path.join(workdir, workdir_lib.JOURNALS))
@@ -151,6 +170,16 @@ def _workers(
   config, method, policies, plan, verifier
 ) -> dict[str, worker_lib.Worker]:
   workers, placed = {}, meshes.build(plan, jax.devices())
+  for name, (mesh, _) in placed.items():
+    missing = {d.process_index for d in jax.devices()} - {
+      d.process_index for d in mesh.devices.flat
+    }
+    checks.require(
+      not missing,
+      f'{name} would have no device of host {min(missing, default=0)}: a '
+      'cluster trains one policy, and its peers have clusters of their own '
+      '(policies.NAME.address), or all policies in turn (mwra.time_share)',
+    )
   for name, part in plan.items():
     chosen = planning.settled(config, part)
     training = planning.training(

@@ -14,9 +14,12 @@ import msgspec
 import numpy as np
 from rich import console as console_lib
 
+from mrl_jax import cluster
 from mrl_jax import config as config_lib
+from mrl_jax import records
 from mrl_jax import workdir
 from mrl_jax.see import ledger as ledger_lib
+from mrl_jax.see import wire
 from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import hacpo
 from mrl_jax.sharing import publish
@@ -55,7 +58,8 @@ def run(
   and ends as if it had never been stopped.
   """
   plan = job_lib.describe(job)
-  workdir.write(job.workdir, workdir.PLAN, plan)
+  if cluster.leads():
+    workdir.write(job.workdir, workdir.PLAN, plan)
   display.show_start(console, job.workdir, plan)
   checkpoints = checkpoint.Checkpoints(
     os.path.join(job.workdir, workdir.CHECKPOINTS), job.config.checkpoint.keep
@@ -72,9 +76,7 @@ def run(
     pretrained.freeze(job.workers, job.config, console)
     progress = progress_lib.resume(job, checkpoints)
     done = progress and progress.rounds - bool(progress.unwritten)
-    with contextlib.closing(
-      metrics.Writer(job.workdir, done, config_lib.flat(job.config))
-    ) as writer:
+    with contextlib.closing(_writer(job, done)) as writer:
       if progress is None:
         pretrained.start(job.workers, job.config, console)
         warm_start.run(job.workers, job.config, job.cache, console)
@@ -90,6 +92,12 @@ def run(
       stop = stop or stopping.Stop()
       train(job, progress, checkpoints, writer, console, stop)
   return finish(job, progress, console)
+
+
+def _writer(job, done) -> metrics.Writer | metrics.Silent:
+  if not cluster.leads():
+    return metrics.Silent()
+  return metrics.Writer(job.workdir, done, config_lib.flat(job.config))
 
 
 def train(
@@ -149,8 +157,15 @@ def train(
         writer.round(result)
         notes[name] = display.note(result)
       progress.unwritten = {}
-      is_last = stop.asked and progress.rounds < total
-      is_late = time.monotonic() - saved > every_s
+      # Any host may be asked to stop; the leader's clock holds.
+      asked, late = zip(
+        *cluster.gather(
+          f'the end of round {progress.rounds}',
+          (stop.asked, time.monotonic() - saved > every_s),
+        ),
+        strict=True,
+      )
+      is_last, is_late = any(asked) and progress.rounds < total, late[0]
       if due(config.checkpoint.every) or is_late or is_last:
         with job.watch('checkpoints'):
           taken = progress_lib.snapshot(job, progress)
@@ -159,6 +174,7 @@ def train(
       if is_last:
         checkpoints.wait()
         writer.close()
+        cluster.barrier('the end')
         stop.leave()
       # After all that a lost terminal could stop.
       for name, note in notes.items():
@@ -177,8 +193,11 @@ def _less_garbage():
 
 
 def _save_left_behind(job, taken, checkpoints) -> bool:
-  """Saves the state before a round, unless its update has begun."""
-  if taken.is_gone:
+  """Saves the state before a round, unless its update has begun.
+
+  Of several hosts, none can do so by itself.
+  """
+  if taken.is_gone or cluster.size() > 1:
     return False
   if checkpoints.newest != taken.rounds:
     progress_lib.save(job, taken, checkpoints)
@@ -237,6 +256,8 @@ def sample(job: job_lib.Job, prompts, round: int) -> dict:
 
   groups = {}
   for name, groups[name] in parallel.each(sampled, job.workers):
+    if not cluster.leads():
+      continue
     job.endpoints[name].publish(
       round,
       publish.publish(
@@ -289,7 +310,7 @@ def collect(
 ) -> context_lib.Context:
   """Collects what peers published; returns the policy's context of the round."""
   name, round = worker.name, progress.rounds
-  received = job.endpoints[name].collect(round, job.method.kinds)
+  received = _received(job, name, round)
   context = context_lib.Context(
     groups=sampled.groups,
     received=received,
@@ -324,6 +345,22 @@ def collect(
       len(received),
     )
   return context
+
+
+def _received(job, name, round) -> list[records.Record]:
+  """What peers published, which the leader of a cluster collects for all."""
+
+  def collect():
+    return job.endpoints[name].collect(round, job.method.kinds)
+
+  if cluster.size() == 1:
+    return collect()
+  encoded = cluster.decided(
+    f'the records of peers for {name}',
+    lambda: [wire.encode(record) for record in collect()],
+    list[bytes],
+  )
+  return [wire.decode(data) for data in encoded]
 
 
 def evaluate(
@@ -388,6 +425,8 @@ def finish(
     residuals=progress.residuals,
     prompts_skipped=job.inputs.skipped,
   )
+  if not cluster.leads():
+    return summary
   workdir.write(job.workdir, workdir.SUMMARY, summary)
   for endpoint in endpoints.values():
     endpoint.finish()

@@ -182,6 +182,19 @@ class Writer:
     return os.path.join(self._folder, workdir.TENSORBOARD, name)
 
 
+class Silent:
+  """A `Writer` of a process that does not lead: it writes nothing."""
+
+  def round(self, row: workdir.RoundMetrics) -> None:
+    del row
+
+  def evaluation(self, evaluation: workdir.Evaluation) -> None:
+    del evaluation
+
+  def close(self) -> None:
+    pass
+
+
 def _round(line: bytes, key: str) -> int | None:
   """The round that a line is about; None if it is no whole line of its file."""
   try:

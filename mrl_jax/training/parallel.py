@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 
+from mrl_jax import cluster
 from mrl_jax.training import worker as worker_lib
 
 
@@ -14,11 +15,12 @@ def each(
   """Yields the name of each policy and its result, in the order of finishing.
 
   Every policy has a thread. Policies that share a device take turns: programs of
-  several devices must be started on all of them in one order. After an error, or
+  several devices must be started on all of them in one order. So do policies of
+  several processes. After an error, or
   an interruption, `cancel` is called, and what runs is waited for.
   """
   devices = [d for w in workers.values() for d in w.spec.mesh.devices.flat]
-  takes_turns = len({*devices}) < len(devices)
+  takes_turns = len({*devices}) < len(devices) or cluster.size() > 1
   with futures.ThreadPoolExecutor(
     1 if takes_turns or not workers else len(workers)
   ) as pool:

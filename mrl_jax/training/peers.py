@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 import ml_collections
 
 from mrl_jax import checks
+from mrl_jax import cluster
 from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.rewards import functions
@@ -74,6 +75,9 @@ class Peers:
     `run` is the fingerprint that all processes of the run have; journals and
     received messages are written to `folder`. Raises InputError if the address
     to listen on cannot be used.
+
+    In a cluster the leader alone exchanges: other processes have endpoints that
+    send nothing and receive nothing.
     """
     see = self._config.see
     listens_to = config_lib.listens_to(self._config.policies)
@@ -98,6 +102,8 @@ class Peers:
       )
       for name in self.here
     }
+    if not cluster.leads():
+      return exchange.Node(inboxes, [], self._kinds)
     journals = {}
     for name in self.here if self.journaled else ():
       peer = known[name]

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 import ml_collections
 
 from mrl_jax import algorithms
+from mrl_jax import cluster
 from mrl_jax import config as config_lib
 from mrl_jax import hugging_face
 from mrl_jax import workdir as workdir_lib
@@ -97,11 +98,14 @@ def plan(
       config.policies[name], vocabulary, load_config
     )
     shapes[name] = _round_shape(config, method, name, models[name], context)
+  chip = meshes.chip(devices)
+  # Of the devices of other processes, memory is not known.
+  known = cluster.gather('the plan', chip.hbm_bytes)
   return planner.plan(
     models,
     shapes,
     meshes.topology(devices),
-    meshes.chip(devices),
+    dataclasses.replace(chip, hbm_bytes=min(known)),
     choices=layouts.Choices(
       data=config.mwra.data,
       tensor=config.mwra.tensor,

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 import ml_collections
 import numpy as np
 
+from mrl_jax import cluster
 from mrl_jax import records
 from mrl_jax.models import decoder as decoder_lib
 from mrl_jax.models import sharding
@@ -107,10 +108,15 @@ class Worker:
         allows. It does not change the completions.
     """
     sample = self.sampler_for(len(prompts), per_prompt, density, batch)
+    prompt_ids = [self.policy.prompt_ids(prompt) for prompt in prompts]
+    cluster.agree(
+      f'sampling of {self.name}',
+      {'prompts': prompt_ids, 'random key': np.array(jax.random.key_data(key))},
+    )
     finished = sample(
       self._move(self.state.params),
       self._frozen_to_decode,
-      [self.policy.prompt_ids(prompt) for prompt in prompts],
+      prompt_ids,
       key,
       rollouts_lib.ends(self.policy.tokenizer, self.config.sample.stop),
     )
@@ -170,7 +176,7 @@ class Worker:
     for parts in mini_batches[1:] if self.rescores else ():
       own = parts['own']
       scores = self._scores(self.state.params, own)
-      scores = [jax.device_put(logp_BS, place) for logp_BS in scores]
+      scores = [sharding.put(logp_BS, place) for logp_BS in scores]
       parts['own'] = [
         dataclasses.replace(rows, old_logp_BS=logp_BS)
         for rows, logp_BS in zip(own, scores, strict=True)
@@ -194,6 +200,10 @@ class Worker:
     Returns the statistics of its micro-batches, see `update.Update`; the device
     may still be working on them.
     """
+    cluster.agree(
+      f'the update of {self.name}',
+      {f'mini-batch {i}': parts for i, parts in enumerate(mini_batches)},
+    )
     statistics = []
     for parts in mini_batches:
       self.state, found = self.updater(self.state, parts, self.frozen)
@@ -222,11 +232,15 @@ class Worker:
     responses: Sequence[tuple[int, bytes, records.Finish, int]],
   ) -> list[judge_lib.Judgement]:
     """Judges responses to prompts; see `sharing.context.Context.judge`."""
-    return self.judge(
-      [
-        functions.completion(payload, finish, tokens, prompts[prompt])
-        for prompt, payload, finish, tokens in responses
-      ]
+    return cluster.decided(
+      f'verification for {self.name}',
+      lambda: self.judge(
+        [
+          functions.completion(payload, finish, tokens, prompts[prompt])
+          for prompt, payload, finish, tokens in responses
+        ]
+      ),
+      list[judge_lib.Judgement],
     )
 
   def _build_sampler(self, per_prompt, density, batch):

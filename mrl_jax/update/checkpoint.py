@@ -1,6 +1,7 @@
 """Checkpoints: all that a run needs to resume as if it had never stopped."""
 
 from collections.abc import Mapping
+import contextlib
 import glob
 import json
 import os
@@ -11,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from mrl_jax import checks
+from mrl_jax import cluster
 from mrl_jax import files
 from mrl_jax.update import state as state_lib
 
@@ -84,11 +86,26 @@ class Checkpoints:
     A damaged one is renamed, with a warning, and the one before is read. Raises
     InputError if all are damaged.
     """
+    rounds = cluster.decided('the checkpoints', self._choose)
+    if rounds is None:
+      return None
+    if not cluster.leads():
+      self._manager.reload()  # The leader may have set some aside.
+    items = {
+      name: ocp.args.StandardRestore(jax.tree.map(_abstract, state))
+      for name, state in like.items()
+    }
+    items[_HOST] = ocp.args.JsonRestore()
+    restored = self._manager.restore(rounds, args=ocp.args.Composite(**items))
+    return {name: restored[name] for name in like}, restored[_HOST]
+
+  def _choose(self) -> int | None:
+    """The newest checkpoint that is not damaged; damaged ones are renamed."""
     while (rounds := self.newest) is not None:
       path = os.path.join(self._folder, f'{_PREFIX}_{rounds}')
       damage = _damage(path)
       if damage is None:
-        break
+        return rounds
       aside = _set_aside(path)
       logging.warning(
         '%s is damaged: %s. It is kept as %s, and the checkpoint before it is '
@@ -98,24 +115,14 @@ class Checkpoints:
         os.path.basename(aside),
       )
       self._manager.reload()
-    else:
-      damaged = glob.glob(
-        os.path.join(glob.escape(self._folder), f'{_DAMAGED}*')
-      )
-      checks.require(
-        not damaged,
-        f'{self._folder} has damaged checkpoints only: put back a copy of one '
-        f'as {_PREFIX}_N, delete the folder to train from the beginning, or '
-        'give a fresh --workdir',
-      )
-      return None
-    items = {
-      name: ocp.args.StandardRestore(jax.tree.map(_abstract, state))
-      for name, state in like.items()
-    }
-    items[_HOST] = ocp.args.JsonRestore()
-    restored = self._manager.restore(rounds, args=ocp.args.Composite(**items))
-    return {name: restored[name] for name in like}, restored[_HOST]
+    damaged = glob.glob(os.path.join(glob.escape(self._folder), f'{_DAMAGED}*'))
+    checks.require(
+      not damaged,
+      f'{self._folder} has damaged checkpoints only: put back a copy of one '
+      f'as {_PREFIX}_N, delete the folder to train from the beginning, or '
+      'give a fresh --workdir',
+    )
+    return None
 
   def wait(self) -> None:
     """Waits until everything is on disk."""
@@ -221,14 +228,18 @@ def _abstract(x):
 
 def save_params(path: str, params) -> None:
   """Writes parameters to a new folder."""
-  with files.new_folder(path) as aside, ocp.StandardCheckpointer() as writer:
-    writer.save(aside, params)
+  with contextlib.ExitStack() as stack:
+    aside = cluster.decided(
+      'a new folder', lambda: stack.enter_context(files.new_folder(path))
+    )
+    with ocp.StandardCheckpointer() as writer:
+      writer.save(aside, params)
 
 
 def restore_params(path: str, like):
   """Reads parameters, sharded as `like`; None if the folder does not exist."""
   path = os.path.abspath(path)
-  if not os.path.isdir(path):
+  if not cluster.decided('what is in the cache', lambda: os.path.isdir(path)):
     return None
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(path, jax.tree.map(_abstract, like))

@@ -85,7 +85,7 @@ def placed(
   rows: objectives_lib.PackedRows, mesh: Mesh
 ) -> objectives_lib.PackedRows:
   """A micro-batch on its devices, so that one program serves all of them."""
-  return jax.device_put(rows, sharding.rows(mesh))
+  return sharding.put(rows, sharding.rows(mesh))
 
 
 def joined(

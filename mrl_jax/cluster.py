@@ -1,0 +1,296 @@
+"""The hosts that train together: a cluster of `jax.distributed` processes.
+
+All of them run the same program on the same data, and each has its part of
+every array. Process 0 leads: it decides what could differ between hosts, such
+as what peers sent, what a verifier found in time, or whether a file exists, and
+it alone writes. The functions here are called in the same order by all
+processes, each by one thread at a time. No wait is without a deadline, and
+errors name the host.
+
+A process that never called `start` is a cluster of its own: it decides, and
+nothing else here does anything.
+"""
+
+from collections.abc import Callable, Mapping
+import hashlib
+import itertools
+import math
+import socket
+from typing import TypeVar
+
+import jax
+import ml_collections
+import msgspec
+import numpy as np
+
+from mrl_jax import checks
+
+AUTO = 'auto'  # Has jax find the hosts of a Cloud TPU slice by itself.
+_CHUNK = 2**20  # Bytes of one message: gRPC refuses messages above 4 MiB.
+_Value = TypeVar('_Value')
+
+
+class _Alone:
+  """One process."""
+
+  process, processes = 0, 1
+
+
+class _Member:
+  """One process of several; see the functions of this module."""
+
+  def __init__(self, client, process: int, processes: int, wait_s: float):
+    self.process, self.processes = process, processes
+    self._client, self._wait_s = client, wait_s
+    self._steps = itertools.count()
+    self._read = []  # Keys that every process has read by the next `gather`.
+    self._names = [f'host {i}' for i in range(processes)]
+
+  def introduce(self) -> None:
+    """Learns the names of all hosts."""
+    hosts = self.gather('the start', socket.gethostname())
+    self._names = [f'host {i} ({name})' for i, name in enumerate(hosts)]
+
+  def gather(self, what: str, value, wait_s: float = 0.0) -> list:
+    key = self._key()
+    data = msgspec.msgpack.encode((what, value))
+    self._client.key_value_set_bytes(f'{key}/{self.process}', data)
+    wait_s = wait_s or self._wait_s
+    try:
+      self._client.wait_at_barrier(key, math.ceil(1000 * wait_s))
+    except jax.errors.JaxRuntimeError as error:
+      missing = {*range(self.processes)} - {*self._values(key)}
+      raise LostHostError(
+        f'{self._list(missing)} did not reach {what} within {wait_s:g} s of '
+        f'{self._names[self.process]}. Look into the log there; then start all '
+        'hosts again with the same command, which resumes the run'
+      ) from error
+    found = self._values(key)
+    values = [msgspec.msgpack.decode(found[i]) for i in range(self.processes)]
+    self._require_same_step({i: name for i, (name, _) in enumerate(values)})
+    if self.process == 0:
+      for old in self._read:
+        self._client.key_value_delete(f'{old}/')
+    self._read = [key]
+    return [value for _, value in values]
+
+  def share(self, what: str, data: bytes | None, wait_s: float) -> bytes:
+    key = self._key()
+    self._read.append(key)
+    if self.process == 0:
+      chunks = [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
+      for i, chunk in enumerate(chunks):
+        self._client.key_value_set_bytes(f'{key}/{i + 1}', chunk)
+      head = msgspec.msgpack.encode((what, len(chunks)))
+      self._client.key_value_set_bytes(f'{key}/0', head)  # Last: all is there.
+      return data
+    wait_s = wait_s or self._wait_s
+
+    def get(i):
+      return self._client.blocking_key_value_get_bytes(
+        f'{key}/{i}', math.ceil(1000 * wait_s)
+      )
+
+    try:
+      theirs, count = msgspec.msgpack.decode(get(0))
+    except jax.errors.JaxRuntimeError as error:
+      raise LostHostError(
+        f'{self._names[0]} did not share {what} within {wait_s:g} s of '
+        f'{self._names[self.process]}. Look into the log there; then start all '
+        'hosts again with the same command, which resumes the run'
+      ) from error
+    self._require_same_step({0: theirs, self.process: what})
+    return b''.join(get(i + 1) for i in range(count))
+
+  def differing(self, what: str, digests: Mapping[str, str]) -> str:
+    """What other hosts have that the leader does not; empty if nothing."""
+    leader, *others = self.gather(what, dict(digests))
+    lines = []
+    for i, mine in enumerate(others, 1):
+      names = sorted({*leader, *mine})
+      names = [n for n in names if leader.get(n) != mine.get(n)]
+      if names:
+        lines.append(f'{self._names[i]}: {", ".join(names)}')
+    return '; '.join(lines)
+
+  def _key(self) -> str:
+    return f'mrl_jax/{next(self._steps)}'
+
+  def _values(self, key) -> dict[int, bytes]:
+    """What processes have set, by process."""
+    found = self._client.key_value_dir_get_bytes(f'{key}/')
+    return {int(name.rpartition('/')[2]): data for name, data in found}
+
+  def _require_same_step(self, steps: Mapping[int, str]):
+    checks.require(
+      len({*steps.values()}) == 1,
+      'the hosts do not run in step: '
+      + ', '.join(f'{self._names[i]} is at {s}' for i, s in steps.items())
+      + '. Give all of them the same flags, files and versions',
+    )
+
+  def _list(self, processes) -> str:
+    return ' and '.join(self._names[i] for i in sorted(processes)) or 'a host'
+
+
+class LostHostError(RuntimeError):
+  """A host did not come in time; the message names it."""
+
+
+_member: _Alone | _Member = _Alone()
+
+
+def start(config: ml_collections.ConfigDict) -> None:
+  """Joins the cluster of `config.cluster`, if it names one.
+
+  Call it before anything touches a device. Raises InputError if the cluster
+  cannot be joined.
+  """
+  global _member
+  if not config.coordinator:
+    checks.require(
+      not (config.processes or config.process),
+      'cluster.processes and cluster.process are given without '
+      'cluster.coordinator = HOST:PORT, where process 0 listens',
+    )
+    return
+  arguments = {}
+  if config.coordinator != AUTO:
+    checks.require(
+      0 <= config.process < config.processes,
+      f'cluster.process = {config.process} with cluster.processes = '
+      f'{config.processes}; processes are numbered from 0',
+    )
+    arguments = {
+      'coordinator_address': config.coordinator,
+      'num_processes': config.processes,
+      'process_id': config.process,
+    }
+    # Where CPUs are emulated devices.
+    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  try:
+    jax.distributed.initialize(
+      **arguments,
+      cluster_detection_method='deactivate' if arguments else None,
+      initialization_timeout=math.ceil(config.wait_s),
+      shutdown_timeout_seconds=math.ceil(config.wait_s),
+      heartbeat_timeout_seconds=math.ceil(config.lost_s),
+    )
+  except (RuntimeError, ValueError) as error:
+    raise checks.InputError(
+      f'cluster.coordinator = {config.coordinator}: process {config.process} '
+      f'of {config.processes or "the slice"} could not join within '
+      f'{config.wait_s:g} s. Is every process started, and each with a number '
+      f'of its own? {str(error).splitlines()[0]}'
+    ) from error
+  state = jax._src.distributed.global_state  # No public function has these.
+  if state.num_processes > 1:
+    _member = _Member(
+      state.client, state.process_id, state.num_processes, config.wait_s
+    )
+    _member.introduce()
+
+
+def leads() -> bool:
+  """Whether this process decides, writes, and talks to peers."""
+  return _member.process == 0
+
+
+def size() -> int:
+  """The number of processes."""
+  return _member.processes
+
+
+def gather(what: str, value: _Value) -> list[_Value]:
+  """The values of all processes, which msgpack can hold, in their order.
+
+  `what` names the place in the program, for errors.
+  """
+  return [value] if size() == 1 else _member.gather(what, value)
+
+
+def barrier(what: str, wait_s: float = 0.0) -> None:
+  """Waits for all processes; raises `LostHostError` after `wait_s`.
+
+  By default, that is `cluster.wait_s`.
+  """
+  if size() > 1:
+    _member.gather(what, None, wait_s)
+
+
+def share(what: str, data: bytes | None, wait_s: float = 0.0) -> bytes:
+  """The leader's bytes; others give None, and wait `wait_s` at most for them."""
+  return data if size() == 1 else _member.share(what, data, wait_s)
+
+
+def decided(
+  what: str,
+  decide: Callable[[], _Value],
+  type: object = object,
+  wait_s: float = 0.0,
+) -> _Value:
+  """What `decide()` returns in the leader, which alone calls it.
+
+  Its type is one that msgspec can convert to and from msgpack. An error is raised
+  in all processes.
+  """
+  if size() == 1:
+    return decide()
+  if not leads():
+    is_sound, data = msgspec.msgpack.decode(
+      share(what, None, wait_s), type=tuple[bool, bytes]
+    )
+    if is_sound:
+      return msgspec.msgpack.decode(data, type=type)
+    raise checks.InputError(data.decode())
+  try:
+    value = decide()
+  except Exception as error:
+    data = f'host 0, at {what}: {error or repr(error)}'.encode()
+    share(what, msgspec.msgpack.encode((False, data)))
+    raise
+  share(what, msgspec.msgpack.encode((True, msgspec.msgpack.encode(value))))
+  return value
+
+
+def leader_first(what: str, function: Callable[[], _Value]) -> _Value:
+  """Calls a function in all processes, but in the leader before the others.
+
+  So that those find in a shared folder what it makes.
+  """
+  found = []
+  decided(what, lambda: found.append(function()))
+  return found[0] if found else function()
+
+
+def agree(what: str, values: Mapping[str, object]) -> None:
+  """Requires that all processes have the same values, before they are used.
+
+  Values are compared by digests: text, numbers, and trees of numpy arrays.
+  Arrays that are on devices already are compared by their shapes. Raises
+  InputError, which names hosts and values that differ, in every process.
+  """
+  if size() == 1:
+    return
+  digests = {name: digest(value) for name, value in values.items()}
+  differing = _member.differing(what, digests)
+  checks.require(
+    not differing,
+    f'the hosts differ at {what}. Against host 0, {differing}. Give all of '
+    'them the same flags, files and versions',
+  )
+
+
+def digest(tree) -> str:
+  """Sixteen characters that are equal for equal trees."""
+  leaves, structure = jax.tree.flatten(tree)
+  made = hashlib.blake2b(str(structure).encode(), digest_size=8)
+  for leaf in leaves:
+    if isinstance(leaf, np.ndarray):
+      made.update(f'{leaf.dtype}{leaf.shape}'.encode())
+      made.update(np.ascontiguousarray(leaf).tobytes())
+    elif isinstance(leaf, jax.Array):
+      made.update(f'{leaf.dtype}{leaf.shape}'.encode())
+    else:
+      made.update(repr(leaf).encode())
+  return made.hexdigest()
