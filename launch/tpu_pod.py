@@ -12,6 +12,8 @@ import pathlib
 import shlex
 import sys
 import threading
+import traceback
+from typing import NoReturn
 
 from absl import app
 from absl import flags
@@ -54,7 +56,7 @@ def main(_):
   try:
     cluster.start(config.cluster)
   except checks.InputError as error:
-    sys.exit(f'{error}')
+    fail(f'{error}')
   began = cluster.decided(
     'the name of the work dir',
     lambda: f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}',
@@ -68,6 +70,8 @@ def main(_):
   console = console_lib.Console(quiet=not cluster.leads())
 
   def end(has_time):
+    if not cluster.leads():
+      return
     if has_time:
       write_report(workdir, console)
     console.show_cursor()
@@ -81,20 +85,34 @@ def main(_):
     try:
       loop.run(job, console, stop)
     finally:  # Also a run that is stopped or fails has a report.
-      write_report(workdir, console)
-  except checks.InputError as error:
-    sys.exit(f'{error}')
+      if cluster.leads():
+        write_report(workdir, console)
+  except (checks.InputError, cluster.LostHostError) as error:
+    fail(f'{error}')
   except KeyboardInterrupt:
     end(has_time=False)
-    sys.exit(stopping.EXIT)
+    cluster.leave(stopping.EXIT)
   except Exception as error:
     reason = files.no_room(error)
-    if reason is None:
+    if reason is not None:
+      fail(
+        f'{workdir} cannot be written: {reason}. Make room, then go on. '
+        f'{how_to_resume(workdir)}'
+      )
+    if cluster.size() == 1:
       raise
-    sys.exit(
-      f'{workdir} cannot be written: {reason}. Make room, then go on. '
-      f'{how_to_resume(workdir)}'
-    )
+    traceback.print_exc()
+    cluster.leave(1)
+
+
+def fail(message: str) -> NoReturn:
+  """Ends this process with an error message."""
+  from mrl_jax import cluster
+
+  if cluster.size() == 1:
+    sys.exit(message)
+  print(message, file=sys.stderr)
+  cluster.leave(1)
 
 
 def how_to_resume(workdir: str) -> str:

@@ -12,11 +12,15 @@ nothing else here does anything.
 """
 
 from collections.abc import Callable, Mapping
+import contextlib
 import hashlib
 import itertools
 import math
+import os
 import socket
-from typing import TypeVar
+import sys
+import threading
+from typing import NoReturn, TypeVar
 
 import jax
 import ml_collections
@@ -27,6 +31,7 @@ from mrl_jax import checks
 
 AUTO = 'auto'  # Has jax find the hosts of a Cloud TPU slice by itself.
 _CHUNK = 2**20  # Bytes of one message: gRPC refuses messages above 4 MiB.
+_END_S = 3  # How long a process that fails waits for others that do, too.
 _Value = TypeVar('_Value')
 
 
@@ -48,8 +53,14 @@ class _Member:
 
   def introduce(self) -> None:
     """Learns the names of all hosts."""
-    hosts = self.gather('the start', socket.gethostname())
-    self._names = [f'host {i} ({name})' for i, name in enumerate(hosts)]
+    found = self.gather('the start', (socket.gethostname(), self.processes))
+    self._names = [f'host {i} ({name})' for i, (name, _) in enumerate(found)]
+    counts = [count for _, count in found]
+    checks.require(
+      {*counts} == {len(found)} == {self.processes},
+      f'cluster.processes is {" and ".join(map(str, sorted({*counts})))} in '
+      f'{len(found)} processes of one cluster',
+    )
 
   def gather(self, what: str, value, wait_s: float = 0.0) -> list:
     key = self._key()
@@ -66,7 +77,7 @@ class _Member:
         'hosts again with the same command, which resumes the run'
       ) from error
     found = self._values(key)
-    values = [msgspec.msgpack.decode(found[i]) for i in range(self.processes)]
+    values = [msgspec.msgpack.decode(found[i]) for i in sorted(found)]
     self._require_same_step({i: name for i, (name, _) in enumerate(values)})
     if self.process == 0:
       for old in self._read:
@@ -112,6 +123,10 @@ class _Member:
       if names:
         lines.append(f'{self._names[i]}: {", ".join(names)}')
     return '; '.join(lines)
+
+  def end(self) -> None:
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._client.wait_at_barrier('mrl_jax/end', 1000 * _END_S)
 
   def _key(self) -> str:
     return f'mrl_jax/{next(self._steps)}'
@@ -168,27 +183,60 @@ def start(config: ml_collections.ConfigDict) -> None:
     }
     # Where CPUs are emulated devices.
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    if config.process == 0:
+      _check_port(config.coordinator)
+  # After its own deadline, jax would end the process with a stack trace.
+  late = threading.Timer(config.wait_s, _give_up, [config])
+  late.daemon = True
+  late.start()
   try:
     jax.distributed.initialize(
       **arguments,
       cluster_detection_method='deactivate' if arguments else None,
-      initialization_timeout=math.ceil(config.wait_s),
+      initialization_timeout=math.ceil(config.wait_s) + 60,
       shutdown_timeout_seconds=math.ceil(config.wait_s),
       heartbeat_timeout_seconds=math.ceil(config.lost_s),
     )
   except (RuntimeError, ValueError) as error:
     raise checks.InputError(
-      f'cluster.coordinator = {config.coordinator}: process {config.process} '
-      f'of {config.processes or "the slice"} could not join within '
-      f'{config.wait_s:g} s. Is every process started, and each with a number '
-      f'of its own? {str(error).splitlines()[0]}'
+      f'cluster.coordinator = {config.coordinator}: {error}'
     ) from error
+  finally:
+    late.cancel()
   state = jax._src.distributed.global_state  # No public function has these.
   if state.num_processes > 1:
     _member = _Member(
       state.client, state.process_id, state.num_processes, config.wait_s
     )
     _member.introduce()
+
+
+def _check_port(coordinator):
+  """Refuses a second leader: gRPC would let both listen, and neither starts."""
+  _, _, port = coordinator.rpartition(':')
+  checks.require(
+    port.isdigit() and 0 < int(port) < 2**16,
+    f'cluster.coordinator = {coordinator}; it must be HOST:PORT, or {AUTO}',
+  )
+  try:
+    socket.create_server(('', int(port))).close()
+  except OSError as error:
+    raise checks.InputError(
+      f'cluster.coordinator = {coordinator}: process 0 cannot listen there: '
+      f'{error.strerror}. Has another process the number 0?'
+    ) from error
+
+
+def _give_up(config):
+  print(
+    f'cluster.coordinator = {config.coordinator}: after {config.wait_s:g} s, '
+    f'process {config.process} of {config.processes or "the slice"} is still '
+    'waiting for others. Is every process started, each with a number of its '
+    'own, and can it reach this address?',
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(1)
 
 
 def leads() -> bool:
@@ -294,3 +342,17 @@ def digest(tree) -> str:
     else:
       made.update(repr(leaf).encode())
   return made.hexdigest()
+
+
+def leave(status: int) -> NoReturn:
+  """Ends this process after an error; in a cluster, without the others.
+
+  Those that failed for the same reason can say so first. For others this
+  process is lost: jax ends them after `cluster.lost_s`.
+  """
+  if size() == 1:
+    sys.exit(status)
+  _member.end()
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
