@@ -114,14 +114,14 @@ def talk() -> dict:
   return found
 
 
-def train(folder: str, changes: dict) -> None:
-  """Trains the policies of `runs.config` in turn, on all devices."""
+def train(folder: str, flat: dict) -> None:
+  """Trains the policies of a flat config."""
+  from mrl_jax import config as config_lib
   from mrl_jax.training import job as job_lib
   from mrl_jax.training import loop
   from tests import runs
 
-  config = runs.config(**changes)
-  loop.run(job_lib.build(config, folder), runs.console())
+  loop.run(job_lib.build(config_lib.nested(flat), folder), runs.console())
 
 
 def _main(what, port, size, process, wait_s, *arguments):
