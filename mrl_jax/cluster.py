@@ -181,8 +181,10 @@ def start(config: ml_collections.ConfigDict) -> None:
       'num_processes': config.processes,
       'process_id': config.process,
     }
-    # Where CPUs are emulated devices.
+    # Of CPUs. One that is alone in its process would begin a program before the
+    # last one has ended, and mix up their messages.
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    jax.config.update('jax_cpu_enable_async_dispatch', False)
     if config.process == 0:
       _check_port(config.coordinator)
   # After its own deadline, jax would end the process with a stack trace.
