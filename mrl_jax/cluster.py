@@ -20,6 +20,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import NoReturn, TypeVar
 
 import jax
@@ -31,7 +32,7 @@ from mrl_jax import checks
 
 AUTO = 'auto'  # Has jax find the hosts of a Cloud TPU slice by itself.
 _CHUNK = 2**20  # Bytes of one message: gRPC refuses messages above 4 MiB.
-_END_S = 3  # How long a process that fails waits for others that do, too.
+_BEATS = 5  # Signs of life in the time after which a host is lost.
 _Value = TypeVar('_Value')
 
 
@@ -44,12 +45,13 @@ class _Alone:
 class _Member:
   """One process of several; see the functions of this module."""
 
-  def __init__(self, client, process: int, processes: int, wait_s: float):
-    self.process, self.processes = process, processes
-    self._client, self._wait_s = client, wait_s
+  def __init__(self, state, wait_s: float, lost_s: float):
+    self.process, self.processes = state.process_id, state.num_processes
+    self._client, self._wait_s, self._lost_s = state.client, wait_s, lost_s
     self._steps = itertools.count()
     self._read = []  # Keys that every process has read by the next `gather`.
-    self._names = [f'host {i}' for i in range(processes)]
+    self._names = [f'host {i}' for i in range(self.processes)]
+    self._is_watching = True
 
   def introduce(self) -> None:
     """Learns the names of all hosts."""
@@ -125,8 +127,44 @@ class _Member:
     return '; '.join(lines)
 
   def end(self) -> None:
+    """Waits a little until all hosts end; from now on, none is lost."""
+    wait_s = (
+      self._lost_s + 1
+    )  # If the reason is a lost host, it is named first.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-      self._client.wait_at_barrier('mrl_jax/end', 1000 * _END_S)
+      self._client.wait_at_barrier('mrl_jax/end', math.ceil(1000 * wait_s))
+    self._is_watching = False
+
+  def watch(self) -> None:
+    """Ends this process when another one is silent for so many seconds.
+
+    If the leader dies, jax ends the others at once.
+    """
+    lost_s, alive = self._lost_s, 'mrl_jax/alive'
+    seen = {}  # The last beat of each, and its time.
+    for beat in itertools.count():
+      try:
+        self._client.key_value_set_bytes(
+          f'{alive}/{self.process}', b'%d' % beat, allow_overwrite=True
+        )
+        found = self._values(alive)
+      except jax.errors.JaxRuntimeError:
+        return
+      now = time.monotonic()
+      for i, theirs in found.items():
+        if i not in seen or seen[i][0] != theirs:
+          seen[i] = theirs, now
+      silent = [i for i, (_, at) in seen.items() if now - at > lost_s]
+      if silent and self._is_watching:
+        print(
+          f'{self._list(silent)} of the cluster is lost: nothing was heard for '
+          f'{lost_s:g} s. Start all hosts again with the same command, which '
+          'resumes the run',
+          file=sys.stderr,
+          flush=True,
+        )
+        os._exit(os.EX_TEMPFAIL)  # As a run that was stopped and can resume.
+      time.sleep(lost_s / _BEATS)
 
   def _key(self) -> str:
     return f'mrl_jax/{next(self._steps)}'
@@ -197,7 +235,8 @@ def start(config: ml_collections.ConfigDict) -> None:
       cluster_detection_method='deactivate' if arguments else None,
       initialization_timeout=math.ceil(config.wait_s) + 60,
       shutdown_timeout_seconds=math.ceil(config.wait_s),
-      heartbeat_timeout_seconds=math.ceil(config.lost_s),
+      # Twice that of `watch`, which says more.
+      heartbeat_timeout_seconds=math.ceil(2 * config.lost_s),
     )
   except (RuntimeError, ValueError) as error:
     raise checks.InputError(
@@ -207,10 +246,9 @@ def start(config: ml_collections.ConfigDict) -> None:
     late.cancel()
   state = jax._src.distributed.global_state  # No public function has these.
   if state.num_processes > 1:
-    _member = _Member(
-      state.client, state.process_id, state.num_processes, config.wait_s
-    )
+    _member = _Member(state, config.wait_s, config.lost_s)
     _member.introduce()
+    threading.Thread(target=_member.watch, name='hosts', daemon=True).start()
 
 
 def _check_port(coordinator):
@@ -346,11 +384,17 @@ def digest(tree) -> str:
   return made.hexdigest()
 
 
+def end() -> None:
+  """Waits some seconds for the others, before processes exit one by one."""
+  if size() > 1:
+    _member.end()
+
+
 def leave(status: int) -> NoReturn:
   """Ends this process after an error; in a cluster, without the others.
 
   Those that failed for the same reason can say so first. For others this
-  process is lost: jax ends them after `cluster.lost_s`.
+  process is lost.
   """
   if size() == 1:
     sys.exit(status)

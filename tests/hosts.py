@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def run(
   size: int = 2,
   devices: int = 2,
   wait_s: float = 60.0,
+  lost_s: float = 30.0,
 ) -> list[subprocess.CompletedProcess]:
   """Runs a function of this module in processes of a cluster.
 
@@ -35,7 +37,7 @@ def run(
   environment['JAX_NUM_CPU_DEVICES'] = str(devices)
   commands = [
     [sys.executable, '-m', 'tests.hosts', what]
-    + [str(x) for x in (port, size, process, wait_s)]
+    + [str(x) for x in (port, size, process, wait_s, lost_s)]
     + [repr(argument) for argument in arguments]
     for process in processes
   ]
@@ -70,6 +72,16 @@ def values(done: Sequence[subprocess.CompletedProcess]) -> list:
 
 def nothing():
   """Joins the cluster, and leaves."""
+
+
+def die() -> None:
+  """Process 1 dies while process 0 waits for it."""
+  from mrl_jax import cluster
+
+  if not cluster.leads():
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+  cluster.barrier('the update')
 
 
 def talk() -> dict:
@@ -124,13 +136,14 @@ def train(folder: str, flat: dict) -> None:
   loop.run(job_lib.build(config_lib.nested(flat), folder), runs.console())
 
 
-def _main(what, port, size, process, wait_s, *arguments):
+def _main(what, port, size, process, wait_s, lost_s, *arguments):
   from configs import base
   from mrl_jax import checks
   from mrl_jax import cluster
 
   config = base.get_config().cluster
   config.coordinator, config.wait_s = f'localhost:{port}', float(wait_s)
+  config.lost_s = float(lost_s)
   config.processes, config.process = int(size), int(process)
   try:
     cluster.start(config)

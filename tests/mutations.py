@@ -76,6 +76,27 @@ MUTATIONS = (
     ('tests/models/test_logps.py',),
   ),
   Mutation(
+    'only the names of values are compared between hosts',
+    'mrl_jax/cluster.py',
+    'names = [n for n in names if leader.get(n) != mine.get(n)]',
+    'names = [*{*leader} ^ {*mine}]',
+    ('tests/test_cluster.py',),
+  ),
+  Mutation(
+    'hosts that arrived late are taken for those that are missing',
+    'mrl_jax/cluster.py',
+    'missing = {*range(self.processes)} - {*self._values(key)}',
+    'missing = {*self._values(key)}',
+    ('tests/test_cluster.py',),
+  ),
+  Mutation(
+    'a silent host is not noticed',
+    'mrl_jax/cluster.py',
+    'if silent and self._is_watching:',
+    'if not silent and not self._is_watching:',
+    ('tests/test_cluster.py',),
+  ),
+  Mutation(
     'a stop string is not searched for across programs',
     'mrl_jax/training/rollouts.py',
     'needed = len(ids) - new, longest - 1',

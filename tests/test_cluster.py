@@ -1,5 +1,7 @@
 """Two processes of a cluster: what they agree on, and whom errors name."""
 
+import os
+import signal
 import socket
 import types
 
@@ -56,6 +58,13 @@ def test_a_host_that_is_late_is_named(talk):
   leader, other = (found['late'] for found in talk)
   assert f'host 1 ({NAME}) did not reach the update within 0.5 s' in leader
   assert f'host 0 ({NAME}) did not share the news within 0.3 s' in other
+
+
+def test_a_host_that_died_is_named():
+  leader, other = hosts.run('die', lost_s=1)
+  assert other.returncode == -signal.SIGKILL
+  assert leader.returncode == os.EX_TEMPFAIL
+  assert f'host 1 ({NAME}) of the cluster is lost' in leader.stderr
 
 
 def test_a_process_that_nobody_joins_says_so():

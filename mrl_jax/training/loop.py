@@ -174,7 +174,7 @@ def train(
       if is_last:
         checkpoints.wait()
         writer.close()
-        cluster.barrier('the end')
+        cluster.end()
         stop.leave()
       # After all that a lost terminal could stop.
       for name, note in notes.items():
