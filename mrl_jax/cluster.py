@@ -12,15 +12,12 @@ nothing else here does anything.
 """
 
 from collections.abc import Callable, Mapping
-import contextlib
 import hashlib
-import itertools
 import math
 import os
 import socket
 import sys
 import threading
-import time
 from typing import NoReturn, TypeVar
 
 import jax
@@ -29,10 +26,10 @@ import msgspec
 import numpy as np
 
 from mrl_jax import checks
+from mrl_jax import member as member_lib
 
 AUTO = 'auto'  # Has jax find the hosts of a Cloud TPU slice by itself.
-_CHUNK = 2**20  # Bytes of one message: gRPC refuses messages above 4 MiB.
-_BEATS = 5  # Signs of life in the time after which a host is lost.
+LostHostError = member_lib.LostHostError
 _Value = TypeVar('_Value')
 
 
@@ -42,155 +39,7 @@ class _Alone:
   process, processes = 0, 1
 
 
-class _Member:
-  """One process of several; see the functions of this module."""
-
-  def __init__(self, state, wait_s: float, lost_s: float):
-    self.process, self.processes = state.process_id, state.num_processes
-    self._client, self._wait_s, self._lost_s = state.client, wait_s, lost_s
-    self._steps = itertools.count()
-    self._read = []  # Keys that every process has read by the next `gather`.
-    self._names = [f'host {i}' for i in range(self.processes)]
-    self._is_watching = True
-
-  def introduce(self) -> None:
-    """Learns the names of all hosts."""
-    found = self.gather('the start', (socket.gethostname(), self.processes))
-    self._names = [f'host {i} ({name})' for i, (name, _) in enumerate(found)]
-    counts = [count for _, count in found]
-    checks.require(
-      {*counts} == {len(found)} == {self.processes},
-      f'cluster.processes is {" and ".join(map(str, sorted({*counts})))} in '
-      f'{len(found)} processes of one cluster',
-    )
-
-  def gather(self, what: str, value, wait_s: float = 0.0) -> list:
-    key = self._key()
-    data = msgspec.msgpack.encode((what, value))
-    self._client.key_value_set_bytes(f'{key}/{self.process}', data)
-    wait_s = wait_s or self._wait_s
-    try:
-      self._client.wait_at_barrier(key, math.ceil(1000 * wait_s))
-    except jax.errors.JaxRuntimeError as error:
-      missing = {*range(self.processes)} - {*self._values(key)}
-      raise LostHostError(
-        f'{self._list(missing)} did not reach {what} within {wait_s:g} s of '
-        f'{self._names[self.process]}. Look into the log there; then start all '
-        'hosts again with the same command, which resumes the run'
-      ) from error
-    found = self._values(key)
-    values = [msgspec.msgpack.decode(found[i]) for i in sorted(found)]
-    self._require_same_step({i: name for i, (name, _) in enumerate(values)})
-    if self.process == 0:
-      for old in self._read:
-        self._client.key_value_delete(f'{old}/')
-    self._read = [key]
-    return [value for _, value in values]
-
-  def share(self, what: str, data: bytes | None, wait_s: float) -> bytes:
-    key = self._key()
-    self._read.append(key)
-    if self.process == 0:
-      chunks = [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
-      for i, chunk in enumerate(chunks):
-        self._client.key_value_set_bytes(f'{key}/{i + 1}', chunk)
-      head = msgspec.msgpack.encode((what, len(chunks)))
-      self._client.key_value_set_bytes(f'{key}/0', head)  # Last: all is there.
-      return data
-    wait_s = wait_s or self._wait_s
-
-    def get(i):
-      return self._client.blocking_key_value_get_bytes(
-        f'{key}/{i}', math.ceil(1000 * wait_s)
-      )
-
-    try:
-      theirs, count = msgspec.msgpack.decode(get(0))
-    except jax.errors.JaxRuntimeError as error:
-      raise LostHostError(
-        f'{self._names[0]} did not share {what} within {wait_s:g} s of '
-        f'{self._names[self.process]}. Look into the log there; then start all '
-        'hosts again with the same command, which resumes the run'
-      ) from error
-    self._require_same_step({0: theirs, self.process: what})
-    return b''.join(get(i + 1) for i in range(count))
-
-  def differing(self, what: str, digests: Mapping[str, str]) -> str:
-    """What other hosts have that the leader does not; empty if nothing."""
-    leader, *others = self.gather(what, dict(digests))
-    lines = []
-    for i, mine in enumerate(others, 1):
-      names = sorted({*leader, *mine})
-      names = [n for n in names if leader.get(n) != mine.get(n)]
-      if names:
-        lines.append(f'{self._names[i]}: {", ".join(names)}')
-    return '; '.join(lines)
-
-  def end(self) -> None:
-    """Waits a little until all hosts end; from now on, none is lost."""
-    wait_s = (
-      self._lost_s + 1
-    )  # If the reason is a lost host, it is named first.
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-      self._client.wait_at_barrier('mrl_jax/end', math.ceil(1000 * wait_s))
-    self._is_watching = False
-
-  def watch(self) -> None:
-    """Ends this process when another one is silent for so many seconds.
-
-    If the leader dies, jax ends the others at once.
-    """
-    lost_s, alive = self._lost_s, 'mrl_jax/alive'
-    seen = {}  # The last beat of each, and its time.
-    for beat in itertools.count():
-      try:
-        self._client.key_value_set_bytes(
-          f'{alive}/{self.process}', b'%d' % beat, allow_overwrite=True
-        )
-        found = self._values(alive)
-      except jax.errors.JaxRuntimeError:
-        return
-      now = time.monotonic()
-      for i, theirs in found.items():
-        if i not in seen or seen[i][0] != theirs:
-          seen[i] = theirs, now
-      silent = [i for i, (_, at) in seen.items() if now - at > lost_s]
-      if silent and self._is_watching:
-        print(
-          f'{self._list(silent)} of the cluster is lost: nothing was heard for '
-          f'{lost_s:g} s. Start all hosts again with the same command, which '
-          'resumes the run',
-          file=sys.stderr,
-          flush=True,
-        )
-        os._exit(os.EX_TEMPFAIL)  # As a run that was stopped and can resume.
-      time.sleep(lost_s / _BEATS)
-
-  def _key(self) -> str:
-    return f'mrl_jax/{next(self._steps)}'
-
-  def _values(self, key) -> dict[int, bytes]:
-    """What processes have set, by process."""
-    found = self._client.key_value_dir_get_bytes(f'{key}/')
-    return {int(name.rpartition('/')[2]): data for name, data in found}
-
-  def _require_same_step(self, steps: Mapping[int, str]):
-    checks.require(
-      len({*steps.values()}) == 1,
-      'the hosts do not run in step: '
-      + ', '.join(f'{self._names[i]} is at {s}' for i, s in steps.items())
-      + '. Give all of them the same flags, files and versions',
-    )
-
-  def _list(self, processes) -> str:
-    return ' and '.join(self._names[i] for i in sorted(processes)) or 'a host'
-
-
-class LostHostError(RuntimeError):
-  """A host did not come in time; the message names it."""
-
-
-_member: _Alone | _Member = _Alone()
+_member: _Alone | member_lib.Member = _Alone()
 
 
 def start(config: ml_collections.ConfigDict) -> None:
@@ -246,8 +95,9 @@ def start(config: ml_collections.ConfigDict) -> None:
     late.cancel()
   state = jax._src.distributed.global_state  # No public function has these.
   if state.num_processes > 1:
-    _member = _Member(state, config.wait_s, config.lost_s)
+    _member = member_lib.Member(state, config.wait_s, config.lost_s)
     _member.introduce()
+    _member.explain_aborts()
     threading.Thread(target=_member.watch, name='hosts', daemon=True).start()
 
 

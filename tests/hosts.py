@@ -74,11 +74,13 @@ def nothing():
   """Joins the cluster, and leaves."""
 
 
-def die() -> None:
-  """Process 1 dies while process 0 waits for it."""
+def die(process: int) -> None:
+  """A process dies while the others wait for it."""
+  import jax
+
   from mrl_jax import cluster
 
-  if not cluster.leads():
+  if jax.process_index() == process:
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
   cluster.barrier('the update')
@@ -118,9 +120,9 @@ def talk() -> dict:
   )
   found['step'] = error_of(cluster.barrier, f'step {here}')
   # Process 1 comes too late; then process 0 does.
-  time.sleep(1.5 * here)
+  time.sleep(0.8 * here)
   found['late'] = error_of(cluster.barrier, 'the update', 0.5)
-  time.sleep(1.5 * (1 - here))
+  time.sleep(0.8 * (1 - here))
   if here:
     found['late'] = error_of(cluster.share, 'the news', None, 0.3)
   return found

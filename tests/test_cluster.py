@@ -60,11 +60,13 @@ def test_a_host_that_is_late_is_named(talk):
   assert f'host 0 ({NAME}) did not share the news within 0.3 s' in other
 
 
-def test_a_host_that_died_is_named():
-  leader, other = hosts.run('die', lost_s=1)
-  assert other.returncode == -signal.SIGKILL
-  assert leader.returncode == os.EX_TEMPFAIL
-  assert f'host 1 ({NAME}) of the cluster is lost' in leader.stderr
+@pytest.mark.parametrize('dead', [0, 1])
+def test_a_host_that_died_is_named(dead):
+  done = hosts.run('die', dead, lost_s=1)
+  assert done[dead].returncode == -signal.SIGKILL
+  assert done[1 - dead].returncode == os.EX_TEMPFAIL
+  lost = f'host {dead} ({NAME}) of the cluster is lost'
+  assert lost in done[1 - dead].stderr
 
 
 def test_a_process_that_nobody_joins_says_so():

@@ -4,7 +4,7 @@
   4   training: loop, job, worker, evaluation, export
   3   algorithms: the table of methods             <- the seam of the halves
   2   update   mwra/meshes   data/pipeline   workdir
-      cluster: the processes that train together
+      cluster, member: the processes that train together
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
       mwra/{cost,planner}   bandit
@@ -35,6 +35,7 @@ LEVELS = {
   'processes': 0,
   'texts': 0,
   'hugging_face': 0,
+  'member': 1.5,
   'cluster': 1.5,
   'see': 1,
   'thl': 1,

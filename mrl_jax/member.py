@@ -1,0 +1,189 @@
+"""A process of a cluster: its messages to the other hosts, and who is lost.
+
+They go through the key-value store that `jax.distributed` has in process 0.
+"""
+
+from collections.abc import Collection, Mapping
+import contextlib
+import ctypes
+import itertools
+import math
+import os
+import signal
+import socket
+import sys
+import time
+
+import jax
+import msgspec
+
+from mrl_jax import checks
+
+_CHUNK = 2**20  # Bytes of a message: gRPC refuses those above 4 MiB.
+_BEATS = 5  # Signs of life in the time after which a host is lost.
+_PROBE_S = 2.0  # To connect to process 0.
+_ALIVE, _END = 'mrl_jax/alive', 'mrl_jax/end'
+_RESTART = 'start all hosts again with the same command, which resumes the run'
+
+
+class LostHostError(RuntimeError):
+  """A host did not come in time; the message names it."""
+
+
+class Member:
+  """One of several processes; all call the same methods in the same order."""
+
+  def __init__(self, state, wait_s: float, lost_s: float):
+    """`state` is that of `jax.distributed`."""
+    self.process, self.processes = state.process_id, state.num_processes
+    self._client, self._address = state.client, state.coordinator_address
+    self._wait_s, self._lost_s = wait_s, lost_s
+    self._steps = itertools.count()
+    self._read = []  # Keys that every process has read by the next `gather`.
+    self._names = [f'host {i}' for i in range(self.processes)]
+    self._is_watching = True
+    self._aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
+
+  def introduce(self) -> None:
+    """Learns the names of all hosts."""
+    found = self.gather('the start', (socket.gethostname(), self.processes))
+    self._names = [f'host {i} ({name})' for i, (name, _) in enumerate(found)]
+    counts = sorted({count for _, count in found})
+    checks.require(
+      counts == [len(found)],
+      f'cluster.processes is {" and ".join(map(str, counts))} in {len(found)} '
+      'processes of one cluster; give all of them the same number',
+    )
+
+  def gather(self, what: str, value, wait_s: float = 0.0) -> list:
+    key, wait_s = self._key(), wait_s or self._wait_s
+    data = msgspec.msgpack.encode((what, value))
+    self._client.key_value_set_bytes(f'{key}/{self.process}', data)
+    try:
+      self._client.wait_at_barrier(key, math.ceil(1000 * wait_s))
+    except jax.errors.JaxRuntimeError as error:
+      missing = {*range(self.processes)} - {*self._values(key)}
+      raise self._lost(missing, f'reach {what}', wait_s) from error
+    found = self._values(key)
+    values = [msgspec.msgpack.decode(found[i]) for i in sorted(found)]
+    self._require_same_step({i: name for i, (name, _) in enumerate(values)})
+    if self.process == 0:
+      for old in self._read:
+        self._client.key_value_delete(f'{old}/')
+    self._read = [key]
+    return [value for _, value in values]
+
+  def share(self, what: str, data: bytes | None, wait_s: float) -> bytes:
+    key, wait_s = self._key(), wait_s or self._wait_s
+    self._read.append(key)
+    if self.process == 0:
+      chunks = [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
+      for i, chunk in enumerate(chunks):
+        self._client.key_value_set_bytes(f'{key}/{i + 1}', chunk)
+      head = msgspec.msgpack.encode((what, len(chunks)))
+      self._client.key_value_set_bytes(f'{key}/0', head)  # Last: all is there.
+      return data
+
+    def get(i):
+      return self._client.blocking_key_value_get_bytes(
+        f'{key}/{i}', math.ceil(1000 * wait_s)
+      )
+
+    try:
+      theirs, count = msgspec.msgpack.decode(get(0))
+    except jax.errors.JaxRuntimeError as error:
+      raise self._lost([0], f'share {what}', wait_s) from error
+    self._require_same_step({0: theirs, self.process: what})
+    return b''.join(get(i + 1) for i in range(count))
+
+  def differing(self, what: str, digests: Mapping[str, str]) -> str:
+    """Values of other hosts that are not the leader's; empty if there are none."""
+    leader, *others = self.gather(what, dict(digests))
+    lines = []
+    for i, mine in enumerate(others, 1):
+      names = sorted({*leader, *mine})
+      names = [n for n in names if leader.get(n) != mine.get(n)]
+      if names:
+        lines.append(f'{self._names[i]}: {", ".join(names)}')
+    return '; '.join(lines)
+
+  def end(self) -> None:
+    """Waits a little until all hosts end; from now on, none is lost."""
+    wait_s = self._lost_s + 1  # `watch` names a host that is lost first.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._client.wait_at_barrier(_END, math.ceil(1000 * wait_s))
+    self._is_watching = False
+
+  def explain_aborts(self) -> None:
+    """Has this process name the leader when jax aborts it, as the leader died.
+
+    jax aborts in a thread in C++, and takes no callback in Python.
+    """
+    ctypes.CDLL(None).signal(signal.SIGABRT, self._aborted)
+
+  def _on_abort(self, _):
+    if self._is_watching and not _is_reachable(self._address):
+      self._exit([0], 'it cannot be reached')
+
+  def watch(self) -> None:
+    """Ends this process when another one has been silent for too long."""
+    seen = {}  # The last beat of each, and its time.
+    for beat in itertools.count():
+      try:
+        self._client.key_value_set_bytes(
+          f'{_ALIVE}/{self.process}', b'%d' % beat, allow_overwrite=True
+        )
+        found = self._values(_ALIVE)
+      except jax.errors.JaxRuntimeError:  # Without a leader, jax aborts.
+        return
+      now = time.monotonic()
+      for i, theirs in found.items():
+        if i not in seen or seen[i][0] != theirs:
+          seen[i] = theirs, now
+      silent = [i for i, (_, at) in seen.items() if now - at > self._lost_s]
+      if silent and self._is_watching:
+        self._exit(silent, f'nothing was heard for {self._lost_s:g} s')
+      time.sleep(self._lost_s / _BEATS)
+
+  def _exit(self, lost, why):
+    print(
+      f'{self._list(lost)} of the cluster is lost: {why}. Look into the log '
+      f'there; then {_RESTART}',
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(os.EX_TEMPFAIL)  # As a run that was stopped and can resume.
+
+  def _lost(self, processes, what, wait_s) -> LostHostError:
+    return LostHostError(
+      f'{self._list(processes)} did not {what} within {wait_s:g} s of '
+      f'{self._names[self.process]}. Look into the log there; then {_RESTART}'
+    )
+
+  def _key(self) -> str:
+    return f'mrl_jax/{next(self._steps)}'
+
+  def _values(self, key) -> dict[int, bytes]:
+    """What processes have set, by process."""
+    found = self._client.key_value_dir_get_bytes(f'{key}/')
+    return {int(name.rpartition('/')[2]): data for name, data in found}
+
+  def _require_same_step(self, steps: Mapping[int, str]):
+    checks.require(
+      len({*steps.values()}) == 1,
+      'the hosts do not run in step: '
+      + ', '.join(f'{self._names[i]} is at {s}' for i, s in steps.items())
+      + '. Give all of them the same flags, files and versions',
+    )
+
+  def _list(self, processes: Collection[int]) -> str:
+    return ' and '.join(self._names[i] for i in sorted(processes)) or 'a host'
+
+
+def _is_reachable(address: str) -> bool:
+  host, _, port = address.rpartition(':')
+  try:
+    socket.create_connection((host.strip('[]'), int(port)), _PROBE_S).close()
+  except OSError:
+    return False
+  return True
