@@ -74,8 +74,11 @@ def start(config: ml_collections.ConfigDict) -> None:
     jax.config.update('jax_cpu_enable_async_dispatch', False)
     if config.process == 0:
       _check_port(config.coordinator)
+  jax.config.update('jax_enable_preemption_service', False)  # It hears SIGTERM.
+  member_lib.on_abort(lambda: _give_up(config, 'was refused by others'))
   # After its own deadline, jax would end the process with a stack trace.
-  late = threading.Timer(config.wait_s, _give_up, [config])
+  waited = f'is still waiting for others after {config.wait_s:g} s'
+  late = threading.Timer(config.wait_s, _give_up, [config, waited])
   late.daemon = True
   late.start()
   try:
@@ -97,7 +100,7 @@ def start(config: ml_collections.ConfigDict) -> None:
   if state.num_processes > 1:
     _member = member_lib.Member(state, config.wait_s, config.lost_s)
     _member.introduce()
-    _member.explain_aborts()
+    member_lib.on_abort(_member.explain_abort)
     threading.Thread(target=_member.watch, name='hosts', daemon=True).start()
 
 
@@ -117,12 +120,11 @@ def _check_port(coordinator):
     ) from error
 
 
-def _give_up(config):
+def _give_up(config, why):
   print(
-    f'cluster.coordinator = {config.coordinator}: after {config.wait_s:g} s, '
-    f'process {config.process} of {config.processes or "the slice"} is still '
-    'waiting for others. Is every process started, each with a number of its '
-    'own, and can it reach this address?',
+    f'cluster.coordinator = {config.coordinator}: process {config.process} of '
+    f'{config.processes or "the slice"} {why}. Is every process started once, '
+    'with a number of its own, and can it reach this address?',
     file=sys.stderr,
     flush=True,
   )

@@ -3,7 +3,7 @@
 They go through the key-value store that `jax.distributed` has in process 0.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 import contextlib
 import ctypes
 import itertools
@@ -20,14 +20,30 @@ import msgspec
 from mrl_jax import checks
 
 _CHUNK = 2**20  # Bytes of a message: gRPC refuses those above 4 MiB.
-_BEATS = 5  # Signs of life in the time after which a host is lost.
+_BEATS = 10  # Signs of life in the time after which a host is lost.
+_LATE = 2  # Beats that a host has missed which jax says is lost.
 _PROBE_S = 2.0  # To connect to process 0.
+_LAST_S = 1.0  # By which the leader ends last.
 _ALIVE, _END = 'mrl_jax/alive', 'mrl_jax/end'
 _RESTART = 'start all hosts again with the same command, which resumes the run'
 
 
+_HANDLERS = []  # Those that C may call stay in memory.
+
+
 class LostHostError(RuntimeError):
   """A host did not come in time; the message names it."""
+
+
+def on_abort(explain: Callable[[], object]) -> None:
+  """Calls `explain` before this process aborts.
+
+  jax aborts when a host is lost or refused, in a thread of C++: it has no
+  callback that Python can have, and no handler of Python's `signal` would run.
+  """
+  handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: explain())
+  _HANDLERS.append(handler)
+  ctypes.CDLL(None).signal(signal.SIGABRT, handler)
 
 
 class Member:
@@ -42,7 +58,7 @@ class Member:
     self._read = []  # Keys that every process has read by the next `gather`.
     self._names = [f'host {i}' for i in range(self.processes)]
     self._is_watching = True
-    self._aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
+    self._seen = {}  # The last beat of each host, and when it was heard.
 
   def introduce(self) -> None:
     """Learns the names of all hosts."""
@@ -113,21 +129,11 @@ class Member:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.wait_at_barrier(_END, math.ceil(1000 * wait_s))
     self._is_watching = False
-
-  def explain_aborts(self) -> None:
-    """Has this process name the leader when jax aborts it, as the leader died.
-
-    jax aborts in a thread in C++, and takes no callback in Python.
-    """
-    ctypes.CDLL(None).signal(signal.SIGABRT, self._aborted)
-
-  def _on_abort(self, _):
-    if self._is_watching and not _is_reachable(self._address):
-      self._exit([0], 'it cannot be reached')
+    if self.process == 0:  # jax aborts those whose leader is gone.
+      time.sleep(_LAST_S)
 
   def watch(self) -> None:
     """Ends this process when another one has been silent for too long."""
-    seen = {}  # The last beat of each, and its time.
     for beat in itertools.count():
       try:
         self._client.key_value_set_bytes(
@@ -136,14 +142,29 @@ class Member:
         found = self._values(_ALIVE)
       except jax.errors.JaxRuntimeError:  # Without a leader, jax aborts.
         return
-      now = time.monotonic()
       for i, theirs in found.items():
-        if i not in seen or seen[i][0] != theirs:
-          seen[i] = theirs, now
-      silent = [i for i, (_, at) in seen.items() if now - at > self._lost_s]
+        if i not in self._seen or self._seen[i][0] != theirs:
+          self._seen[i] = theirs, time.monotonic()
+      silent = self._silent(self._lost_s)
       if silent and self._is_watching:
         self._exit(silent, f'nothing was heard for {self._lost_s:g} s')
       time.sleep(self._lost_s / _BEATS)
+
+  def explain_abort(self) -> None:
+    """Says which host is lost, if jax aborts for that."""
+    if not self._is_watching:
+      return
+    silent = self._silent(self._lost_s / _BEATS * _LATE)
+    if not _is_reachable(self._address):
+      self._exit([0], 'it cannot be reached')
+    elif silent:
+      self._exit(silent, 'it fell silent, or was started again')
+    else:  # Or a library has failed.
+      self._exit([], 'or was started twice; see the lines above')
+
+  def _silent(self, seconds) -> list[int]:
+    now = time.monotonic()
+    return [i for i, (_, at) in self._seen.items() if now - at > seconds]
 
   def _exit(self, lost, why):
     print(

@@ -24,7 +24,7 @@ def run(
   what: str,
   *arguments,
   processes: Sequence[int] = (0, 1),
-  size: int = 2,
+  sizes: Sequence[int] = (2, 2),
   devices: int = 2,
   wait_s: float = 60.0,
   lost_s: float = 30.0,
@@ -39,7 +39,7 @@ def run(
     [sys.executable, '-m', 'tests.hosts', what]
     + [str(x) for x in (port, size, process, wait_s, lost_s)]
     + [repr(argument) for argument in arguments]
-    for process in processes
+    for process, size in zip(processes, sizes, strict=False)
   ]
   started = [
     subprocess.Popen(
@@ -81,7 +81,7 @@ def die(process: int) -> None:
   from mrl_jax import cluster
 
   if jax.process_index() == process:
-    time.sleep(0.5)
+    time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
   cluster.barrier('the update')
 
@@ -120,9 +120,9 @@ def talk() -> dict:
   )
   found['step'] = error_of(cluster.barrier, f'step {here}')
   # Process 1 comes too late; then process 0 does.
-  time.sleep(0.8 * here)
+  time.sleep(1.5 * here)
   found['late'] = error_of(cluster.barrier, 'the update', 0.5)
-  time.sleep(0.8 * (1 - here))
+  time.sleep(1.5 * (1 - here))
   if here:
     found['late'] = error_of(cluster.share, 'the news', None, 0.3)
   return found

@@ -72,7 +72,13 @@ def test_a_host_that_died_is_named(dead):
 def test_a_process_that_nobody_joins_says_so():
   (done,) = hosts.run('nothing', processes=[1], wait_s=1)
   assert done.returncode == 1
-  assert 'after 1 s, process 1 of 2 is still waiting' in done.stderr
+  assert 'process 1 of 2 is still waiting for others after 1 s' in done.stderr
+
+
+def test_all_hosts_have_the_same_number_of_processes():
+  for done in hosts.run('nothing', sizes=[2, 3], lost_s=1):
+    assert done.returncode == 1
+    assert 'cluster.processes is 2 and 3 in 2 processes' in done.stderr
 
 
 def config(**changes):
