@@ -4,7 +4,7 @@ Files of weights have the names and layouts of Hugging Face, files of adapters
 those of PEFT.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 from typing import NamedTuple
 
@@ -58,10 +58,27 @@ class Tensor(NamedTuple):
     groups = filter(None, (self.rows, self.columns))
     return tuple(math.prod(self.sizes[c] for c in group) for group in groups)
 
+  def bounds(self, index: Sequence[slice]) -> tuple[tuple[int, int], ...]:
+    """First and last row, and column, in the file of a part of our parameter.
+
+    `index` has a slice of each axis. Of axes that are flattened together, only
+    the first may be split.
+    """
+    wanted, found = dict(zip(self.letters, index, strict=True)), []
+    for first, *others in filter(None, (self.rows, self.columns)):
+      assert all(wanted[c] == slice(None) for c in others)
+      start, stop, _ = wanted[first].indices(self.sizes[first])
+      stride = math.prod(self.sizes[c] for c in others)
+      found.append((start * stride, stop * stride))
+    return tuple(found)
+
   def to_ours(self, x: np.ndarray) -> np.ndarray:
-    theirs = self.rows + self.columns
-    x = x.reshape([self.sizes[c] for c in theirs])
-    return x.transpose([theirs.index(c) for c in self.letters])
+    """The parameter, or a part of it, in our order of axes."""
+    theirs, sizes = self.rows + self.columns, []
+    for size, group in zip(x.shape, (self.rows, self.columns), strict=False):
+      others = [self.sizes[c] for c in group[1:]]
+      sizes += [size // math.prod(others), *others]
+    return x.reshape(sizes).transpose([theirs.index(c) for c in self.letters])
 
   def to_theirs(self, x: np.ndarray) -> np.ndarray:
     x = x.transpose([self.letters.index(c) for c in self.rows + self.columns])

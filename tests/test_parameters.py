@@ -20,6 +20,17 @@ def test_a_matrix_worked_by_hand():
   np.testing.assert_array_equal(tensor.to_theirs(ours), theirs)
 
 
+def test_a_part_of_a_parameter_is_a_part_of_its_matrix():
+  tensor = parameters.Tensor({'D': 3, 'H': 4, 'E': 2}, 'q', 'DHE', 'HE', 'D')
+  theirs = np.arange(24).reshape(8, 3)
+  # Inputs 1 and 2 of heads 2 and 3, which have rows 4 to 7.
+  index = slice(1, 3), slice(2, 4), slice(None)
+  assert tensor.bounds(index) == ((4, 8), (1, 3))
+  np.testing.assert_array_equal(
+    tensor.to_ours(theirs[4:8, 1:3]), tensor.to_ours(theirs)[index]
+  )
+
+
 def test_a_vector_of_all_heads_is_flat_in_the_file():
   tensor = parameters.Tensor({'H': 2, 'E': 3}, 'q_norm', 'HE', 'HE')
   assert tensor.shape == (6,)

@@ -2,12 +2,14 @@
 
 import collections
 from collections.abc import Callable
+import functools
 import hashlib
 import json
 import os
 
 from flax import nnx
 import huggingface_hub
+import jax
 import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
@@ -16,7 +18,6 @@ from mrl_jax import checks
 from mrl_jax import files
 from mrl_jax import parameters
 from mrl_jax.architecture import ModelConfig
-from mrl_jax.models import sharding
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _DTYPES = ('F32', 'BF16', 'F16')
@@ -34,12 +35,14 @@ def read(
 ) -> nnx.State:
   """Reads parameters, and sends each to its devices before reading the next.
 
+  Every process reads the shards of its own devices.
+
   Args:
     folder: has `model.safetensors`, or shards and their index.
     config: the model's architecture.
     like: shapes and dtypes of the parameters, without adapters.
     places: the sharding of each parameter.
-    advance: called with the number of bytes of every tensor that was read.
+    advance: called with the number of bytes of every part that was read.
 
   Raises InputError, which lists all tensors that are missing, unknown or of an
   unexpected shape or type, and all files that cannot be read.
@@ -49,13 +52,24 @@ def read(
 
   def load(path, param):
     name = '.'.join(map(str, path))
-    tensor = tensors[name]
-    # Opened for each tensor: closing the file frees its mapped memory.
-    with safetensors.safe_open(paths[tensor.name], framework='numpy') as f:
-      x = f.get_tensor(tensor.name)
-    advance(x.nbytes)
-    x = tensor.to_ours(x).astype(param.dtype, order='C')
-    return param.replace(sharding.put(x, flat_places[name].get_value()))
+    tensor, place = tensors[name], flat_places[name].get_value()
+
+    @functools.cache  # Several devices may have the same part.
+    def read_part(bounds):
+      # Opened for each part: closing the file frees its mapped memory.
+      with safetensors.safe_open(paths[tensor.name], framework='numpy') as f:
+        if place.is_fully_replicated:
+          x = f.get_tensor(tensor.name)
+        else:
+          x = f.get_slice(tensor.name)[tuple(slice(*b) for b in bounds)]
+      advance(x.nbytes)
+      return tensor.to_ours(x).astype(param.dtype, order='C')
+
+    def of_device(index):
+      return read_part(tensor.bounds(index))
+
+    x = jax.make_array_from_callback(param.shape, place, of_device)
+    return param.replace(x)
 
   return nnx.map_state(load, like)
 

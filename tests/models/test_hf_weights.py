@@ -127,7 +127,7 @@ def test_parameters_may_be_read_in_half_precision():
 def test_tensors_are_placed_on_their_shards_and_progress_is_in_bytes():
   read_bytes = []
   model = config()
-  mesh = decoders.mesh(2, 2, 1)
+  mesh = decoders.mesh(2, 2, 2)
   _, like, _ = decoder_lib.abstract(model)
   places = sharding.params(like, mesh)
   params = hf_weights.read(SOURCE, model, like, places, read_bytes.append)
