@@ -127,14 +127,16 @@ def test_parameters_may_be_read_in_half_precision():
 def test_tensors_are_placed_on_their_shards_and_progress_is_in_bytes():
   read_bytes = []
   model = config()
-  mesh = decoders.mesh(2, 2, 2)
+  mesh = decoders.mesh(2, 2, 1)
   _, like, _ = decoder_lib.abstract(model)
   places = sharding.params(like, mesh)
   params = hf_weights.read(SOURCE, model, like, places, read_bytes.append)
-  for x, y in zip(
-    jax.tree.leaves(params), jax.tree.leaves(places), strict=True
+  _, whole = test_parity.read(SOURCE)
+  for x, y, z in zip(
+    *map(jax.tree.leaves, (params, places, whole)), strict=True
   ):
     assert x.sharding == y
+    np.testing.assert_array_equal(x, z)
   assert sum(read_bytes) == sum(x.nbytes for x in tensors(SOURCE).values())
   q = params['blocks'][0]['attention']['q']['weight'].get_value()
   theirs = tensors(SOURCE)[Q]
