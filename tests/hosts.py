@@ -128,16 +128,6 @@ def talk() -> dict:
   return found
 
 
-def train(folder: str, flat: dict) -> None:
-  """Trains the policies of a flat config."""
-  from mrl_jax import config as config_lib
-  from mrl_jax.training import job as job_lib
-  from mrl_jax.training import loop
-  from tests import runs
-
-  loop.run(job_lib.build(config_lib.nested(flat), folder), runs.console())
-
-
 def _main(what, port, size, process, wait_s, lost_s, *arguments):
   from configs import base
   from mrl_jax import checks
