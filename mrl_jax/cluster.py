@@ -45,8 +45,13 @@ _member: _Alone | member_lib.Member = _Alone()
 def start(config: ml_collections.ConfigDict) -> None:
   """Joins the cluster of `config.cluster`, if it names one.
 
-  Call it before anything touches a device. Raises InputError if the cluster
-  cannot be joined.
+  Call it before anything touches a device. On a Cloud TPU VM, 'auto' has jax ask
+  the metadata server (on GKE, the environment) for the hosts of this slice, and
+  the first of them listens on port 8482. Slices that are created one by one are
+  clusters of their own. Those that are created as one multislice, which sets
+  MEGASCALE_COORDINATOR_ADDRESS, are one cluster, and can train one policy.
+
+  Raises InputError if the cluster cannot be joined.
   """
   global _member
   if not config.coordinator:
@@ -56,24 +61,7 @@ def start(config: ml_collections.ConfigDict) -> None:
       'cluster.coordinator = HOST:PORT, where process 0 listens',
     )
     return
-  arguments = {}
-  if config.coordinator != AUTO:
-    checks.require(
-      0 <= config.process < config.processes,
-      f'cluster.process = {config.process} with cluster.processes = '
-      f'{config.processes}; processes are numbered from 0',
-    )
-    arguments = {
-      'coordinator_address': config.coordinator,
-      'num_processes': config.processes,
-      'process_id': config.process,
-    }
-    # Of CPUs. One that is alone in its process would begin a program before the
-    # last one has ended, and mix up their messages.
-    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    jax.config.update('jax_cpu_enable_async_dispatch', False)
-    if config.process == 0:
-      _check_port(config.coordinator)
+  arguments = {} if config.coordinator == AUTO else _arguments(config)
   jax.config.update('jax_enable_preemption_service', False)  # It hears SIGTERM.
   member_lib.on_abort(lambda: _give_up(config, 'was refused by others'))
   # After its own deadline, jax would end the process with a stack trace.
@@ -97,11 +85,36 @@ def start(config: ml_collections.ConfigDict) -> None:
   finally:
     late.cancel()
   state = jax._src.distributed.global_state  # No public function has these.
+  checks.require(
+    config.processes in (0, state.num_processes),
+    f'cluster.processes = {config.processes}, but jax finds '
+    f'{state.num_processes} hosts: the slice has another size than planned',
+  )
   if state.num_processes > 1:
     _member = member_lib.Member(state, config.wait_s, config.lost_s)
     _member.introduce()
     member_lib.on_abort(_member.explain_abort)
     threading.Thread(target=_member.watch, name='hosts', daemon=True).start()
+
+
+def _arguments(config) -> dict:
+  """How jax reaches a cluster that it cannot find by itself."""
+  checks.require(
+    0 <= config.process < config.processes,
+    f'cluster.process = {config.process} with cluster.processes = '
+    f'{config.processes}; processes are numbered from 0',
+  )
+  if config.process == 0:
+    _check_port(config.coordinator)
+  # Of CPUs. One that is alone in its process would begin a program before the
+  # last one has ended, and mix up their messages.
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  jax.config.update('jax_cpu_enable_async_dispatch', False)
+  return {
+    'coordinator_address': config.coordinator,
+    'num_processes': config.processes,
+    'process_id': config.process,
+  }
 
 
 def _check_port(coordinator):

@@ -268,7 +268,9 @@ KEYS = {
   'cluster.coordinator': Key(
     '', "HOST:PORT of its process 0, or 'auto' on Cloud TPU; '' is no cluster."
   ),
-  'cluster.processes': Key(0, 'Their number; not with auto.', 0),
+  'cluster.processes': Key(
+    0, 'Their number; with auto, 0 is whatever the slice has.', 0
+  ),
   'cluster.process': Key(0, 'The number of this one; not with auto.', 0),
   # Long enough for a leader that waits for peers, and verifies.
   'cluster.wait_s': Key(

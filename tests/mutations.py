@@ -90,6 +90,27 @@ MUTATIONS = (
     ('tests/test_cluster.py',),
   ),
   Mutation(
+    'a leader that is lost is not named',
+    'mrl_jax/member.py',
+    "self._exit([0], 'it cannot be reached')",
+    "self._exit([], 'it cannot be reached')",
+    ('tests/test_cluster.py',),
+  ),
+  Mutation(
+    'hosts may train different policies',
+    'mrl_jax/training/job.py',
+    "'policies that are trained here': config_lib.trained_here(config),",
+    '',
+    ('tests/training/test_job.py',),
+  ),
+  Mutation(
+    'a part of a matrix is read from its beginning',
+    'mrl_jax/parameters.py',
+    'found.append((start * stride, stop * stride))',
+    'found.append((0, (stop - start) * stride))',
+    ('tests/test_parameters.py',),
+  ),
+  Mutation(
     'a silent host is not noticed',
     'mrl_jax/member.py',
     'if silent and self._is_watching:',

@@ -8,11 +8,13 @@ import types
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+import jax
 import numpy as np
 import pytest
 
 from mrl_jax import checks
 from mrl_jax import cluster
+from mrl_jax import member
 from tests import hosts
 
 NAME = socket.gethostname()
@@ -98,6 +100,15 @@ def config(**changes):
 def test_a_cluster_that_cannot_be_is_refused(changes, message):
   with pytest.raises(checks.InputError, match=message):
     cluster.start(config(**changes))
+
+
+def test_a_slice_of_another_size_than_planned_is_refused(monkeypatch):
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **_: None)
+  monkeypatch.setattr(member, 'on_abort', lambda _: None)
+  with pytest.raises(checks.InputError, match='= 4, but jax finds 1 hosts'):
+    cluster.start(config(coordinator='auto', processes=4))
+  cluster.start(config(coordinator='auto', processes=0))
+  assert cluster.size() == 1
 
 
 def test_a_second_leader_is_refused():

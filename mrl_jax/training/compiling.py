@@ -18,7 +18,8 @@ def ahead(
   """Starts to compile the programs of every policy, on all cores.
 
   It yields a function that waits for all of them; only then are they called, or
-  else they would be compiled twice. At the end, what has not begun is left.
+  else they would be compiled twice. At the end, what has not begun is left. Hosts
+  of a cluster compile in one order, but run nothing here.
   """
   in_turn = itertools.chain(*itertools.zip_longest(*programs.values()))
   pool = futures.ThreadPoolExecutor(os.cpu_count(), 'compile')

@@ -84,6 +84,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     {
       'jax': jax.__version__,
       'work dir': os.path.abspath(workdir),
+      'policies that are trained here': config_lib.trained_here(config),
       **config_lib.without_places(config_lib.flat(config)),
     },
   )

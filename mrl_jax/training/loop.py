@@ -195,7 +195,9 @@ def _less_garbage():
 def _save_left_behind(job, taken, checkpoints) -> bool:
   """Saves the state before a round, unless its update has begun.
 
-  Of several hosts, none can do so by itself.
+  Of several hosts none can: to save, all would have to run programs, and their
+  devices are at work on the round. It ends first, or the time to stop is over;
+  then the last checkpoint remains.
   """
   if taken.is_gone or cluster.size() > 1:
     return False

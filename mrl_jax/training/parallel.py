@@ -15,9 +15,9 @@ def each(
   """Yields the name of each policy and its result, in the order of finishing.
 
   Every policy has a thread. Policies that share a device take turns: programs of
-  several devices must be started on all of them in one order. So do policies of
-  several processes. After an error, or
-  an interruption, `cancel` is called, and what runs is waited for.
+  several devices must be started on all of them in one order. So do all policies
+  of a cluster, whose hosts start programs in one order too. After an error, or an
+  interruption, `cancel` is called, and what runs is waited for.
   """
   devices = [d for w in workers.values() for d in w.spec.mesh.devices.flat]
   takes_turns = len({*devices}) < len(devices) or cluster.size() > 1

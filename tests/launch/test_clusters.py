@@ -53,6 +53,7 @@ class Fleet:
     self._flags = {'train.rounds': 2, **SMALL, **changes, 'method.name': method}
     self._addresses = exchanges.addresses(POLICIES)
     self._coordinators = exchanges.addresses(POLICIES)
+    self._started = []
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / 'ca.pem')
     for policy in POLICIES:  # A certificate names the policies it speaks for.
@@ -76,6 +77,7 @@ class Fleet:
       'cluster.lost_s': LOST_S,
       'see.listen': self._addresses[policy],
       'see.wait_s': 600,
+      'see.block_s': 600,  # Also at the end, for a peer that is away.
       'see.tls.ca': self.folder / 'ca.pem',
       'see.tls.key': self.folder / f'{policy}.key',
       'see.tls.cert': self.folder / f'{policy}.cert',
@@ -84,7 +86,7 @@ class Fleet:
     }
     flags = [f'--config.{key}={value}' for key, value in flags.items()]
     with open(self.folder / f'{policy}.log', 'a') as log:
-      return [
+      started = [
         subprocess.Popen(
           test_tpu_pod.command(
             *flags,
@@ -97,6 +99,14 @@ class Fleet:
         )
         for i in range(2)
       ]
+    self._started += started
+    return started
+
+  def close(self) -> None:
+    """Ends what a test that failed has left."""
+    for process in self._started:
+      process.kill()
+      process.wait()
 
   def kill(self, policy, i, processes) -> None:
     """Kills a process; the other one ends, and names it."""
@@ -106,6 +116,14 @@ class Fleet:
     assert other == stopping.EXIT, self.log(policy)
     named = f'host {i} ({socket.gethostname()}) of the cluster is lost'
     assert named in self.log(policy)
+
+  def stop(self, policy, i, processes) -> None:
+    """Asks a process to stop; all save the same round, and can resume."""
+    processes[i].send_signal(signal.SIGTERM)
+    for process in processes:
+      assert process.wait(timeout=30) == stopping.EXIT, self.log(policy)
+    newest = checkpoint.newest(self.checkpoints(policy))
+    assert f'The last checkpoint is of round {newest}' in self.log(policy)
 
   def log(self, policy) -> str:
     return (self.folder / f'{policy}.log').read_text()
@@ -164,30 +182,35 @@ LORA = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('method', 'changes', 'imports', 'killed'),
+  ('method', 'changes', 'imports', 'event'),
   [
-    ('xgrpo', {'mwra.tensor': 4, 'mwra.decode_tensor': 4}, False, 'llama'),
-    ('prp', {'sample.refills': 1, **LORA}, True, None),
-    ('sgt', {}, True, None),
+    ('xgrpo', {'mwra.tensor': 4, 'mwra.decode_tensor': 4}, False, 'kill'),
+    ('prp', {'sample.refills': 1, **LORA}, True, 'stop'),
+    ('sgt', {}, True, ''),
   ],
 )
 def test_clusters_train_as_one_process_does(
-  tmp_path, imported, method, changes, imports, killed
+  request, tmp_path, imported, method, changes, imports, event
 ):
   if imports:
     changes = {**changes, **imported}
+  if event:
+    changes = {**changes, 'train.rounds': 6, 'eval.every': 6}
   fleet = Fleet(tmp_path, method, **changes)
+  request.addfinalizer(fleet.close)
   started = {name: fleet.start(name) for name in POLICIES}
   alone = fleet.alone()
-  if killed:  # Its peer waits for it.
-    exchanges.wait_until(lambda: checkpoint.newest(fleet.checkpoints(killed)))
-    fleet.kill(killed, random.randrange(2), started[killed])
-    started[killed] = fleet.start(killed)
+  if event:  # Its peer waits for it.
+    saved = fleet.checkpoints('llama')
+    test_tpu_pod.wait_until(lambda: checkpoint.newest(saved))
+    getattr(fleet, event)('llama', random.randrange(2), started['llama'])
+    assert 0 < checkpoint.newest(saved) < 6
+    started['llama'] = fleet.start('llama')
   for name, processes in started.items():
     for process in processes:
       assert process.wait(timeout=300) == 0, fleet.log(name)
   for name in POLICIES:
-    assert_same(fleet, name, alone, is_whole=not killed)
+    assert_same(fleet, name, alone, is_whole=not event)
 
 
 def assert_same(fleet, name, alone, is_whole=True):
