@@ -9,6 +9,7 @@ import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import checks
+from mrl_jax import cluster
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.architecture import Lora
 from mrl_jax.mwra import chips
@@ -220,3 +221,21 @@ def test_the_description_names_models_devices_and_memory():
   assert llama.parameters == plan['llama'].cost.params
   assert llama.memory_bytes == plan['llama'].cost.peak_bytes
   assert llama.seconds == plan['llama'].cost.seconds
+
+
+def test_hosts_of_a_cluster_must_train_the_same_policies(tmp_path, monkeypatch):
+  agreed = []
+
+  def agree(_, values):
+    agreed.append(values)
+    raise checks.InputError
+
+  monkeypatch.setattr(cluster, 'agree', agree)
+  for changes in (
+    {},
+    {'policies.gemma.address': 'a:1'},
+    {'policies.gemma.address': 'b:1', 'cluster.process': 1},
+  ):
+    with pytest.raises(checks.InputError):
+      build(tmp_path, **changes)
+  assert agreed[0] != agreed[1] == agreed[2]
