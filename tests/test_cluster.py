@@ -62,12 +62,15 @@ def test_a_host_that_is_late_is_named(talk):
   assert f'host 0 ({NAME}) did not share the news within 0.3 s' in other
 
 
-@pytest.mark.parametrize('dead', [0, 1])
-def test_a_host_that_died_is_named(dead):
+@pytest.mark.parametrize(
+  ('dead', 'why'),
+  [(0, 'it cannot be reached'), (1, 'nothing was heard for 1 s')],
+)
+def test_a_host_that_died_is_named(dead, why):
   done = hosts.run('die', dead, lost_s=1)
   assert done[dead].returncode == -signal.SIGKILL
   assert done[1 - dead].returncode == os.EX_TEMPFAIL
-  lost = f'host {dead} ({NAME}) of the cluster is lost'
+  lost = f'host {dead} ({NAME}) of the cluster is lost: {why}'
   assert lost in done[1 - dead].stderr
 
 
