@@ -25,7 +25,10 @@ _LATE = 2  # Beats that a host has missed which jax says is lost.
 _PROBE_S = 2.0  # To connect to process 0.
 _LAST_S = 1.0  # By which the leader ends last.
 _ALIVE, _END = 'mrl_jax/alive', 'mrl_jax/end'
-_RESTART = 'start all hosts again with the same command, which resumes the run'
+_HELP = (
+  'Look into the log there; then start all hosts again with the same command, '
+  'which resumes the run'
+)
 
 
 _HANDLERS = []  # Those that C may call stay in memory.
@@ -78,8 +81,7 @@ class Member:
     try:
       self._client.wait_at_barrier(key, math.ceil(1000 * wait_s))
     except jax.errors.JaxRuntimeError as error:
-      missing = {*range(self.processes)} - {*self._values(key)}
-      raise self._lost(missing, f'reach {what}', wait_s) from error
+      raise self._lost(error, key, f'reach {what}', wait_s) from error
     found = self._values(key)
     values = [msgspec.msgpack.decode(found[i]) for i in sorted(found)]
     self._require_same_step({i: name for i, (name, _) in enumerate(values)})
@@ -108,7 +110,7 @@ class Member:
     try:
       theirs, count = msgspec.msgpack.decode(get(0))
     except jax.errors.JaxRuntimeError as error:
-      raise self._lost([0], f'share {what}', wait_s) from error
+      raise self._lost(error, '', f'share {what}', wait_s) from error
     self._require_same_step({0: theirs, self.process: what})
     return b''.join(get(i + 1) for i in range(count))
 
@@ -167,18 +169,22 @@ class Member:
     return [i for i, (_, at) in self._seen.items() if now - at > seconds]
 
   def _exit(self, lost, why):
-    print(
-      f'{self._list(lost)} of the cluster is lost: {why}. Look into the log '
-      f'there; then {_RESTART}',
-      file=sys.stderr,
-      flush=True,
-    )
+    print(self._explained(lost, why), file=sys.stderr, flush=True)
     os._exit(os.EX_TEMPFAIL)  # As a run that was stopped and can resume.
 
-  def _lost(self, processes, what, wait_s) -> LostHostError:
+  def _explained(self, lost: Collection[int], why: str) -> str:
+    return f'{self._list(lost)} of the cluster is lost: {why}. {_HELP}'
+
+  def _lost(self, error, key, what, wait_s) -> LostHostError:
+    """The error of a wait that failed: for the leader, or for values at `key`."""
+    if 'DEADLINE_EXCEEDED' not in str(error) and not _is_reachable(
+      self._address
+    ):
+      return LostHostError(self._explained([0], 'it cannot be reached'))
+    late = {*range(self.processes)} - {*self._values(key)} if key else {0}
     return LostHostError(
-      f'{self._list(processes)} did not {what} within {wait_s:g} s of '
-      f'{self._names[self.process]}. Look into the log there; then {_RESTART}'
+      f'{self._list(late)} did not {what} within {wait_s:g} s of '
+      f'{self._names[self.process]}. {_HELP}'
     )
 
   def _key(self) -> str:

@@ -85,8 +85,8 @@ MUTATIONS = (
   Mutation(
     'hosts that arrived late are taken for those that are missing',
     'mrl_jax/member.py',
-    'missing = {*range(self.processes)} - {*self._values(key)}',
-    'missing = {*self._values(key)}',
+    'late = {*range(self.processes)} - {*self._values(key)} if key else {0}',
+    'late = {*self._values(key)} if key else {0}',
     ('tests/test_cluster.py',),
   ),
   Mutation(

@@ -18,7 +18,6 @@ from mrl_jax import cluster
 from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax import workdir
-from mrl_jax.see import ledger as ledger_lib
 from mrl_jax.see import wire
 from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import hacpo
@@ -39,6 +38,7 @@ from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import recorder
 from mrl_jax.training import statistics
 from mrl_jax.training import stopping
+from mrl_jax.training import summary
 from mrl_jax.training import warm_start
 from mrl_jax.training import worker as worker_lib
 from mrl_jax.update import checkpoint
@@ -384,56 +384,13 @@ def finish(
   console: console_lib.Console,
 ) -> workdir.Summary:
   """Writes `summary.json` and shows the results."""
-  before, after = progress.accuracy[0], progress.accuracy[progress.rounds]
-  overall, endpoints = workdir.OVERALL, job.endpoints
-  received = {
-    f'{sender}->{receiver}': (endpoint.ledger, sender)
-    for receiver, endpoint in endpoints.items()
-    for sender in job.config.policies
-  }
-  sent = {
-    f'{sender}->{receiver}': (ledger, receiver)
-    for sender, endpoint in endpoints.items()
-    for receiver, ledger in endpoint.sent.items()
-  }
-
-  def by_pair(ledgers, table):
-    return {
-      pair: row
-      for pair, (ledger, peer) in ledgers.items()
-      if (row := table(ledger).get(peer))
-    }
-
-  summary = workdir.Summary(
-    method=job.config.method.name,
-    seed=job.config.seed,
-    rounds=progress.rounds,
-    timing=workdir.RunTiming(
-      seconds=progress.seconds,
-      exchange=sum(e.ledger.seconds for e in endpoints.values()),
-      waited=by_pair(received, lambda ledger: ledger.waited),
-    ),
-    policies={
-      name: workdir.PolicySummary(
-        workdir.BeforeAfter(before[name][overall], after[name][overall]),
-        workdir.BeforeAfter(before[name], after[name]),
-      )
-      for name in job.workers
-    },
-    exchange=by_pair(received, ledger_lib.Ledger.table),
-    sent=by_pair(sent, ledger_lib.Ledger.table),
-    refusals=by_pair(sent | received, ledger_lib.Ledger.refusals),
-    messages_refused=job.node.refused,
-    residuals=progress.residuals,
-    prompts_skipped=job.inputs.skipped,
-  )
-  if not cluster.leads():
-    return summary
-  workdir.write(job.workdir, workdir.SUMMARY, summary)
-  for endpoint in endpoints.values():
-    endpoint.finish()
-  display.show_end(console, summary, job.workdir)
-  return summary
+  made = summary.build(job, progress)
+  if cluster.leads():
+    workdir.write(job.workdir, workdir.SUMMARY, made)
+    for endpoint in job.endpoints.values():
+      endpoint.finish()
+    display.show_end(console, made, job.workdir)
+  return made
 
 
 def _key(worker: worker_lib.Worker, stream: int, round: int) -> jax.Array:
