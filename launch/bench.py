@@ -9,6 +9,7 @@ python launch/bench.py round --repeat=3
 python launch/bench.py memory --chunk=512
 python launch/bench.py bandit --groups=100000
 python launch/bench.py verify --hostile=0.02
+python launch/bench.py scale --peers=7
 """
 
 from importlib import metadata
@@ -25,6 +26,7 @@ import bench_memory
 import bench_policies
 import bench_round
 import bench_sampler
+import bench_scale
 import bench_see
 import bench_thl
 import bench_update
@@ -50,6 +52,7 @@ BENCHMARKS = {
   'memory': bench_memory.run,
   'bandit': bench_bandit.run,
   'verify': bench_verify.run,
+  'scale': bench_scale.run,
 }
 
 

@@ -22,10 +22,10 @@ _REPEATS = flags.DEFINE_integer('repeats', 50, 'thl: repetitions.', 1)
 _TOKENS = flags.DEFINE_integer(
   'tokens', 8000, 'thl: sender tokens of the text.', 1
 )
-_SENDER = flags.DEFINE_string(
+SENDER = flags.DEFINE_string(
   'sender', None, 'thl: a Hugging Face folder; by default one is trained.'
 )
-_RECEIVER = flags.DEFINE_string(
+RECEIVER = flags.DEFINE_string(
   'receiver', None, 'thl: a Hugging Face folder; by default one is trained.'
 )
 _TEXT = flags.DEFINE_string(
@@ -53,10 +53,10 @@ def run() -> bench_tools.Result:
 
   Ratios are those of the best times; the functions alternate.
   """
-  text = _text()
-  sender = _tokenizer(_SENDER.value, 'byte_level', text)
-  receiver = _tokenizer(_RECEIVER.value, 'sentencepiece', text)
-  rollout = _rollout(sender, text)
+  written = text()
+  sender = tokenizer(SENDER.value, 'byte_level', written)
+  receiver = tokenizer(RECEIVER.value, 'sentencepiece', written)
+  rollout = _rollout(sender, written)
   residual = transfer.Residual()
   limits = transfer.Limits(max_tokens=len(rollout.payload))
   moved = transfer.transfer(rollout, receiver, limits, residual)
@@ -102,7 +102,8 @@ def run() -> bench_tools.Result:
   return bench_tools.Result(about, rows)
 
 
-def _text() -> str:
+def text() -> str:
+  """What rollouts say: the contents of --text."""
   if _TEXT.value:
     return pathlib.Path(_TEXT.value).read_text(encoding='utf-8')
   rng = random.Random(0)
@@ -117,7 +118,7 @@ def _text() -> str:
   return ''.join(lines)
 
 
-def _tokenizer(folder, kind, text) -> byte_tokenizer.ByteTokenizer:
+def tokenizer(folder, kind, text) -> byte_tokenizer.ByteTokenizer:
   """The tokenizer in `folder` or, without a folder, one trained on the text."""
   if folder:
     return byte_tokenizer.load(folder)
