@@ -179,6 +179,7 @@ def _measure(play, method, judge, sender, receiver) -> dict[str, float]:
     tokenizer=receiver,
     limits=transfer.Limits(max_tokens=8 * play.tokens),
     judge=clock.timed('judge', judged),
+    choose=method.choose,
     score=lambda rows, reference=False: [row.old_logp for row in rows],
     rng=np.random.default_rng(0),
     capability_ratio=dict.fromkeys(['learner', *names], 1.0),

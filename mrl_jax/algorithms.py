@@ -46,6 +46,24 @@ class Parts(NamedTuple):
   ratio: str = 'token'
 
 
+class Which(NamedTuple):
+  """Which groups of peers the learner trains on."""
+
+  # Selects among the groups that the learner verified.
+  select: Callable[
+    [Sequence[peer_groups.PeerGroup], context_lib.Context],
+    Sequence[peer_groups.PeerGroup],
+  ]
+  # The groups, by place, whose verdicts the selection depends on.
+  verified: Callable[
+    [Sequence[context_lib.Place], context_lib.Context],
+    Sequence[context_lib.Place],
+  ]
+  # Whether the selection is the same for any verdicts. `method.max_peer_groups`
+  # is then drawn before groups are verified, and only those are.
+  blind: bool = False
+
+
 class How(NamedTuple):
   """How selected groups of peers enter the update."""
 
@@ -87,11 +105,11 @@ METHODS = {
 }
 WHICH = {
   'none': None,
-  'all': select.everything,
-  'rescue': select.rescue,
-  'complementary': select.complementary,
-  'balanced': select.balanced,
-  'random': select.random,
+  'all': Which(select.everything, select.anywhere, blind=True),
+  'rescue': Which(select.rescue, select.where_all_fail),
+  'complementary': Which(select.complementary, select.where_all_fail),
+  'balanced': Which(select.balanced, select.where_any_fails),
+  'random': Which(select.random, select.anywhere),
 }
 BASELINES = {
   'own': grpo.own,
@@ -168,6 +186,20 @@ class Method:
     """Whether a KL penalty needs the policy as it was before reinforcement."""
     return self.settings.kl_weight > 0
 
+  def choose(
+    self, context: context_lib.Context, offered: Sequence[context_lib.Place]
+  ) -> Sequence[context_lib.Place]:
+    """The groups that the learner has to verify; see `Context.choose`.
+
+    The rows of `batch` are those of a learner that verifies all groups, as long
+    as peers' statistics of the others are true.
+    """
+    if self.how is None:
+      return offered
+    which = WHICH[self.parts.which]
+    places = which.verified(offered, context)
+    return self._at_most(places, context) if which.blind else places
+
   def batch(self, context: context_lib.Context) -> rows_lib.Batch:
     """Turns own groups and what peers gave into the rows of a round."""
     baseline = BASELINES[self.parts.baseline](context)
@@ -207,15 +239,19 @@ class Method:
   def _peer_rows(self, context, baseline) -> Sequence[rows_lib.Row]:
     if self.how is None:
       return []
-    groups = WHICH[self.parts.which](
-      peer_groups.gather(context, self.how.reads), context
-    )
-    groups = select.at_most(groups, self.settings.max_peer_groups, context.rng)
+    which = WHICH[self.parts.which]
+    groups = peer_groups.gather(context, self.how.reads)
+    groups = which.select(groups, context)
+    if context.choose is None or not which.blind:
+      groups = self._at_most(groups, context)
     if not groups:
       return []
     if self.how.advantage == 'baseline':
       groups = [self._against(context, baseline, group) for group in groups]
     return self.how.rows(groups, context)
+
+  def _at_most(self, groups, context):
+    return select.at_most(groups, self.settings.max_peer_groups, context.rng)
 
   def _against(self, context, baseline, group) -> peer_groups.PeerGroup:
     """The group, with advantages against the learner's baseline."""
@@ -263,7 +299,8 @@ def rescues(context: context_lib.Context) -> Mapping:
 
   Returns 'rescue_rate', of the prompts that a whole own group fails and that
   peers share, the share that any peer solved, and 'rescued_by', the share that
-  each peer solved; nothing if there is no such prompt.
+  each peer solved; nothing if there is no such prompt. Of groups that the learner
+  did not verify, what the peers claim counts.
   """
   failed = {p for p, n in enumerate(context.successes_P) if not n}
   shared, solved = set(), {}

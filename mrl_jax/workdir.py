@@ -145,7 +145,8 @@ class RoundMetrics(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
-  failed. `slots` has the shares of slots with a token: in 'sampling', and of
+  failed; `peer_responses_judged` of the peers' responses were verified by the
+  learner, and peers' claims count of the others. `slots` has the shares of slots with a token: in 'sampling', and of
   'own' and 'peer' packed rows. `exchange`, `residuals` and `rescued_by` are by
   sender. `method` has the metrics of one method only, such as GRAFT's median
   compatibility.
@@ -169,6 +170,7 @@ class RoundMetrics(_Struct):
   mismatch: Ratios = Ratios()
   peer_records: Count | None = None
   peer_records_unused: Count | None = None
+  peer_responses_judged: Count | None = None
   peer_rows: Count | None = None
   peer_rows_refused: Count | None = None
   rescue_rate: Number = None

@@ -363,6 +363,27 @@ MUTATIONS = (
     ('tests/sharing/test_select.py', 'tests/test_algorithms.py'),
   ),
   Mutation(
+    'groups that are not drawn are judged all the same',
+    'mrl_jax/algorithms.py',
+    'return self._at_most(places, context) if which.blind else places',
+    'return places',
+    ('tests/test_algorithms.py',),
+  ),
+  Mutation(
+    'groups are drawn twice',
+    'mrl_jax/algorithms.py',
+    'if context.choose is None or not which.blind:',
+    'if True:',
+    ('tests/test_algorithms.py',),
+  ),
+  Mutation(
+    'balance knows only where a whole group fails',
+    'mrl_jax/algorithms.py',
+    'Which(select.balanced, select.where_any_fails)',
+    'Which(select.balanced, select.where_all_fail)',
+    ('tests/test_algorithms.py',),
+  ),
+  Mutation(
     'peers believed',
     _SHARING + 'peer_groups.py',
     'rollouts=judged)',

@@ -1,9 +1,10 @@
 """What a policy knows when it turns a round into training rows."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import ml_collections
 import msgspec
@@ -15,6 +16,13 @@ from mrl_jax.thl import byte_tokenizer
 from mrl_jax.thl import transfer
 
 
+class Place(NamedTuple):
+  """Where a group belongs: the index of its prompt, and the peer's name."""
+
+  prompt: int
+  peer: str
+
+
 @dataclasses.dataclass
 class Log:
   """What happened while rows were made, for the metrics of the round."""
@@ -24,6 +32,7 @@ class Log:
   refused: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
   )
+  judged: int = 0  # Peers' responses that the learner judged.
   # What THL could not carry, by sender.
   residuals: dict[str, transfer.Residual] = dataclasses.field(
     default_factory=lambda: collections.defaultdict(transfer.Residual)
@@ -57,6 +66,11 @@ class Context:
     [Sequence[tuple[int, bytes, records.Finish, int]]],
     Sequence[tuple[float, records.Verdict]],
   ]
+  # Selects, of the groups that peers offer, those that the learner judges. It can
+  # learn from no others, and has only the peers' claims about them. None is all.
+  choose: Callable[['Context', Sequence[Place]], Collection[Place]] | None = (
+    None
+  )
   # Log-probabilities of rows under the learner as it is, each f32 [T]; with
   # `reference=True`, under the reference policy.
   score: Callable[..., Sequence[np.ndarray]]
@@ -77,32 +91,57 @@ class Context:
   def peer_records(self) -> list[records.Record]:
     """Records about prompts of this round, as the learner's judge sees them.
 
-    The learner judges every response anew. Where it disagrees with what the peer
-    claims, its own verdict holds, and the disagreement is counted. Statistics of
-    a group whose rollouts crossed are computed from these rewards; those of other
-    groups are the peer's claim. An outcome's number of successes is a claim, too,
-    which counts if any text that it quotes is a success.
+    The learner judges the responses of `chosen` groups anew. Where it disagrees
+    with what the peer claims, its own verdict holds, and the disagreement is
+    counted. Statistics of a chosen group whose rollouts crossed are computed from
+    these rewards; those of other groups are the peer's claim. An outcome's number
+    of successes is a claim, too, which counts if any text that it quotes is a
+    success.
 
     With `see.max_staleness`, a peer's records of several rounds may be about the
     same prompt; of each kind, only those of the newest round count.
     """
+    responses = [
+      (self.index[r.header.prompt], *response)
+      for r in self._newest
+      if self.place(r) in self.chosen
+      for response in _responses(r)
+    ]
+    judgements = iter(self.judge(responses))
+    self.log.judged += len(responses)
+    rewards = collections.defaultdict(list)
+    judged = [
+      self._judged(r, judgements, rewards)
+      if self.place(r) in self.chosen
+      else r
+      for r in self._newest
+    ]
+    return [_recomputed(r, rewards) for r in judged]
+
+  @functools.cached_property
+  def chosen(self) -> frozenset[Place]:
+    """The peers' groups of responses that the learner judges."""
+    offered = {
+      self.place(r)
+      for r in self._newest
+      if not isinstance(r, records.GroupStats)
+    }
+    if self.choose is None:
+      return frozenset(offered)
+    return frozenset(self.choose(self, sorted(offered)))
+
+  def place(self, record: records.Record) -> Place:
+    """The group that a record about a prompt of this round is about."""
+    return Place(self.index[record.header.prompt], record.header.policy)
+
+  @functools.cached_property
+  def _newest(self) -> list[records.Record]:
+    """The records of `peer_records`, as the peers sent them."""
     about = [r for r in self.received if r.header.prompt in self.index]
     newest = {}
     for r in about:
       newest[_source(r)] = max(newest.get(_source(r), 0), r.header.round)
-    about = [r for r in about if r.header.round == newest[_source(r)]]
-    judgements = iter(
-      self.judge(
-        [
-          (self.index[r.header.prompt], *response)
-          for r in about
-          for response in _responses(r)
-        ]
-      )
-    )
-    rewards = collections.defaultdict(list)
-    judged = [self._judged(r, judgements, rewards) for r in about]
-    return [_recomputed(r, rewards) for r in judged]
+    return [r for r in about if r.header.round == newest[_source(r)]]
 
   @property
   def late_records(self) -> list[records.Record]:

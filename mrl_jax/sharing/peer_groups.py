@@ -26,16 +26,15 @@ class PeerGroup(NamedTuple):
 
 
 def gather(context: context_lib.Context, kind: str) -> list[PeerGroup]:
-  """Peers' groups in the records of one kind, by prompt and then by peer.
+  """Chosen groups in the records of one kind, by prompt and then by peer.
 
   Records of the kind 'rollout' are grouped; those of the kind 'outcome' are
   groups already.
   """
   groups = {}
   for r in context.peer_records:
-    if records.kind(r) == kind:
-      place = context.index[r.header.prompt], r.header.policy
-      groups.setdefault(place, []).append(r)
+    if records.kind(r) == kind and context.place(r) in context.chosen:
+      groups.setdefault(context.place(r), []).append(r)
   make = {'rollout': _from_rollouts, 'outcome': _from_outcome}[kind]
   return [make(*place, groups[place]) for place in sorted(groups)]
 

@@ -1,11 +1,14 @@
 """Which of the peers' groups a policy learns from.
 
-Every function takes the peers' groups, which the learner has verified itself
+A selection takes the peers' groups, which the learner has verified itself
 (`peer_groups.gather`), and the context of the round; it returns the groups that
-are selected.
+are selected. Before that, another function takes the places of the groups that
+are offered, and returns those whose verdicts the selection depends on, so that
+no others are verified.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +16,25 @@ from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import peer_groups
 
 Groups = Sequence[peer_groups.PeerGroup]
+Places = Sequence[context_lib.Place]
+_Group = TypeVar('_Group', peer_groups.PeerGroup, context_lib.Place)
+
+
+def anywhere(places: Places, context: context_lib.Context) -> Places:
+  """All places."""
+  del context
+  return places
+
+
+def where_all_fail(places: Places, context: context_lib.Context) -> Places:
+  """Places on prompts that the learner's whole group fails."""
+  return [place for place in places if not context.successes_P[place.prompt]]
+
+
+def where_any_fails(places: Places, context: context_lib.Context) -> Places:
+  """Places on prompts that some sample of the learner fails."""
+  successes_P, most = context.successes_P, context.group_size
+  return [place for place in places if successes_P[place.prompt] < most]
 
 
 def everything(groups: Groups, context: context_lib.Context) -> Groups:
@@ -82,8 +104,8 @@ def random(groups: Groups, context: context_lib.Context) -> Groups:
 
 
 def at_most(
-  groups: Groups, most: int, rng: np.random.Generator
-) -> list[peer_groups.PeerGroup]:
+  groups: Sequence[_Group], most: int, rng: np.random.Generator
+) -> list[_Group]:
   """At most `most` groups of every prompt, drawn at random; 0 is no bound.
 
   If n policies all learn from all others, each trains on n times the rows.

@@ -320,6 +320,7 @@ def collect(
     tokenizer=worker.policy.tokenizer,
     limits=transfer.Limits(**job.config.thl),
     judge=functools.partial(worker.judge_responses, sampled.prompts),
+    choose=job.method.choose,
     score=functools.partial(worker.score, sampled.prompts),
     rng=np.random.default_rng(
       [job.config.seed, round, zlib.crc32(name.encode())]

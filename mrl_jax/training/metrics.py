@@ -22,8 +22,8 @@ _TOPICS = {
   'rows_with_signal rescue_rate rescued_by',
   'responses': 'response_length stopped entropy rollouts verified',
   'update': 'grad_norm slots own peer mismatch',
-  'exchange': 'exchange peer_records peer_records_unused peer_rows '
-  'peer_rows_refused refused',
+  'exchange': 'exchange peer_records peer_records_unused '
+  'peer_responses_judged peer_rows peer_rows_refused refused',
   'thl': 'residuals',
   'method': 'method',
   'timing': 'timing',

@@ -55,6 +55,7 @@ def round_metrics(
     else _mismatch(_sums('own', updates[:1])),
     peer_records=used,
     peer_records_unused=len(context.received) - used,
+    peer_responses_judged=log.judged,
     peer_rows=len(batch.peer),
     peer_rows_refused=sum(
       sum(residual.refused.values()) for residual in log.residuals.values()

@@ -92,6 +92,36 @@ def test_what_a_peer_claims_of_its_rollouts_is_not_believed():
   assert other == elsewhere
 
 
+def test_only_chosen_groups_are_judged_and_others_are_claims():
+  received = [
+    *examples.group([1.0, 0.0], policy='b'),
+    examples.stats([1.0, 0.0], policy='b'),
+    *examples.group([1.0, 1.0], policy='c'),
+    examples.stats([1.0, 1.0], policy='c'),
+    examples.stats([1.0, 1.0], policy='d'),
+    *examples.group([1.0], policy='b', prompt='p9'),
+  ]
+  offered = []
+
+  def choose(context, places):
+    assert context.successes_P[0] == 1
+    offered.extend(places)
+    return [(0, 'c')]
+
+  context = examples.context(
+    groups=GROUPS,
+    received=received,
+    choose=choose,
+    judge=lambda responses: [(0.0, 'wrong')] * len(responses),
+  )
+  *of_b, b, first, second, c, d = context.peer_records
+  assert offered == [(0, 'b'), (0, 'c')]
+  assert context.log.judged == 2
+  assert [r.reward for r in (*of_b, first, second)] == [1.0, 0.0, 0.0, 0.0]
+  assert [s.reward_sum for s in (b, c, d)] == [1.0, 0.0, 2.0]
+  assert context.log.refused == {'false_verdict': 2}
+
+
 def test_false_successes_of_an_outcome_are_left_out_and_counted():
   some = examples.outcome((b'x', b'y'), policy='b')
   none = examples.outcome((b'x', b'z'), policy='c')

@@ -28,6 +28,15 @@ def test_rollouts_of_a_peer_and_prompt_are_one_group():
   assert not refused
 
 
+def test_groups_that_were_not_chosen_are_left_out():
+  received = [
+    *examples.group([1.0], policy='b', prompt='p1'),
+    *examples.group([1.0], policy='c', prompt='p1'),
+  ]
+  found, _ = gather(received, 'rollout', choose=lambda *_: [(1, 'c')])
+  assert [group.peer for group in found] == ['c']
+
+
 def test_an_outcome_is_a_group_of_texts():
   outcome = examples.outcome((b'= 1', b'so = 1'), policy='b', prompt='p1')
   received = [outcome, examples.rollout(policy='b', prompt='p0')]

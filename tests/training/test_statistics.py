@@ -84,11 +84,13 @@ def test_peers_records_and_what_befell_them():
   )
   context.log.refused.update(verdict=2, reward=0)
   context.log.metrics['compatibility'] = 0.5
+  context.log.judged = 4
   found = row(IDLE, context=context)
   assert (found.peer_records, found.peer_records_unused) == (2, 1)
   assert (found.peer_rows, found.peer_rows_refused) == (0, 2)
   assert found.residuals == {'b': residual}
   assert found.refused == {'verdict': 2}
+  assert found.peer_responses_judged == 4
   assert found.method == {'compatibility': 0.5}
   # Only the group of the second prompt failed as a whole, and b solved it.
   assert found.rescue_rate == 1.0
