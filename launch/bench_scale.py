@@ -160,7 +160,7 @@ def _measure(play, method, judge, sender, receiver) -> dict[str, float]:
   with clock('receive'):
     received = inbox.collect(0, method.kinds)
   del inbox
-  receiver.encode = clock.timed('encode', receiver.encode)
+  receiver.encode_all = clock.stepwise('encode', receiver.encode_all)
   for name in ('chunks', 'project_extensive', 'project_mask'):
     setattr(align, name, clock.timed('align', getattr(align, name)))
 
@@ -222,6 +222,17 @@ class _Clock:
         return function(*arguments, **options)
 
     return timed
+
+  def stepwise(self, step, iterate):
+    """The same for a function that returns an iterator."""
+
+    def stepwise(*arguments):
+      iterator = iterate(*arguments)
+      advance = self.timed(step, lambda: next(iterator, None))
+      while (item := advance()) is not None:
+        yield item
+
+    return stepwise
 
 
 def _bodies(play, tokenizer) -> list[tuple[np.ndarray, bytes]]:

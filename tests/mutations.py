@@ -363,6 +363,27 @@ MUTATIONS = (
     ('tests/sharing/test_select.py', 'tests/test_algorithms.py'),
   ),
   Mutation(
+    'all texts of a round are encoded at once, in any memory',
+    'mrl_jax/thl/byte_tokenizer.py',
+    'if size >= _BATCH_BYTES:',
+    'if False:',
+    ('tests/thl/test_byte_tokenizer.py',),
+  ),
+  Mutation(
+    'bytes that are no text disappear from a batch',
+    'mrl_jax/thl/byte_tokenizer.py',
+    'if isinstance(part, str) else part)',
+    'if isinstance(part, str) else [])',
+    ('tests/thl/test_byte_tokenizer.py',),
+  ),
+  Mutation(
+    'a batch is not aligned with rollouts that need no encoding',
+    'mrl_jax/thl/transfer.py',
+    '    if rollout.header.tokenizer != receiver.fingerprint\n',
+    '',
+    ('tests/thl/test_transfer.py',),
+  ),
+  Mutation(
     'groups that are not drawn are judged all the same',
     'mrl_jax/algorithms.py',
     'return self._at_most(places, context) if which.blind else places',

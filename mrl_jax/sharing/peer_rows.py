@@ -17,25 +17,26 @@ def pairs(
   Denominators are the peer's log-probabilities, projected onto the
   learner's tokens. What THL refuses or loses is counted in the log of `context`.
   """
+  offered = [(group, rollout) for group in groups for rollout in group.rollouts]
+  transferred = transfer.transfer_all(
+    [
+      (rollout, context.log.residuals[group.peer]) for group, rollout in offered
+    ],
+    context.tokenizer,
+    context.limits,
+  )
   found = []
-  for group in groups:
-    for rollout in group.rollouts:
-      moved = transfer.transfer(
-        rollout,
-        context.tokenizer,
-        context.limits,
-        context.log.residuals[group.peer],
+  for (group, rollout), moved in zip(offered, transferred, strict=True):
+    if moved is not None:
+      row = rows_lib.Row(
+        group.prompt,
+        moved.ids,
+        moved.behaviour_logp,
+        rollout.advantage,
+        moved.chunk,
+        moved.mask,
       )
-      if moved is not None:
-        row = rows_lib.Row(
-          group.prompt,
-          moved.ids,
-          moved.behaviour_logp,
-          rollout.advantage,
-          moved.chunk,
-          moved.mask,
-        )
-        found.append((row, rollout))
+      found.append((row, rollout))
   return found
 
 

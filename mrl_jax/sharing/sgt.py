@@ -40,17 +40,22 @@ def rows(
   ones that peers quote (`see.outcome_texts`) and that the learner's vocabulary
   can write.
   """
+  offered = [
+    (group, payload)
+    for group in groups
+    for payload in dict.fromkeys(group.successful_texts())
+  ]
+  encoded = transfer.encode_all(
+    [
+      (payload, context.log.residuals[group.peer]) for group, payload in offered
+    ],
+    context.tokenizer,
+    context.limits,
+  )
   candidates = {}  # By prompt, ids by text: a text counts once.
-  for group in groups:
-    for payload in dict.fromkeys(group.successful_texts()):
-      ids = transfer.encode(
-        payload,
-        context.tokenizer,
-        context.limits,
-        context.log.residuals[group.peer],
-      )
-      if ids is not None:
-        candidates.setdefault(group.prompt, {})[payload] = ids
+  for (group, payload), ids in zip(offered, encoded, strict=True):
+    if ids is not None:
+      candidates.setdefault(group.prompt, {})[payload] = ids
   found = []
   for prompt, by_text in candidates.items():
     ids = [*by_text.values()][context.rng.integers(len(by_text))]

@@ -1,7 +1,7 @@
 """A tokenizer that encodes bytes, and knows the bytes of each of its ids."""
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import json
 import re
 from typing import Annotated
@@ -19,6 +19,9 @@ _BYTE_PIECE = re.compile(r'<0x([0-9A-F]{2})>')
 _LONE_BYTES = re.compile('([\udc80-\udcff])')
 # The largest `size` that JSON, which may come from anywhere, can ask for.
 _MAX_SIZE = 2**22
+# Bytes of text that are encoded together: enough for many cores, and the library's
+# results take some ten times as much memory.
+_BATCH_BYTES = 2**22
 
 
 def from_json(text: str) -> 'ByteTokenizer':
@@ -203,19 +206,23 @@ class ByteTokenizer:
     them, and are lost otherwise. A normaliser or a missing piece may change or
     lose bytes too: check `decode(encode(payload)) == payload`.
     """
-    ids = []
-    text = payload.decode('utf-8', errors='surrogateescape')
-    for i, part in enumerate(_LONE_BYTES.split(text)):
-      if i % 2:
-        byte = part.encode('utf-8', errors='surrogateescape')
-        ids.extend(self._byte_ids.get(byte, []))
-      elif part:
-        ids.extend(self._encode(self._continue, self._normalize(part)))
-    return np.array(ids, np.int32)
+    (ids,) = self.encode_all([payload])
+    return ids
+
+  def encode_all(self, payloads: Iterable[bytes]) -> Iterator[np.ndarray]:
+    """Yields `encode` of each payload, many of which are encoded in parallel."""
+    batch, size = [], 0
+    for payload in payloads:
+      batch.append(self._parts(payload))
+      size += len(payload)
+      if size >= _BATCH_BYTES:
+        yield from self._encode_parts(batch)
+        batch, size = [], 0
+    yield from self._encode_parts(batch)
 
   def decode(self, ids: Sequence[int]) -> bytes:
     """The bytes that `ids` stand for."""
-    return b''.join(self.token_bytes[i] for i in ids)
+    return b''.join(map(self.token_bytes.__getitem__, np.asarray(ids).tolist()))
 
   def _with_controls(self, text) -> tuple[list[int], list[tuple[int, int]]]:
     """Ids of `text`, and (id, offset) of the control tokens in it.
@@ -234,6 +241,31 @@ class ByteTokenizer:
         if i != self._unknown_id or self._controls[i] in forms:
           controls.append((i, end - len(written.lstrip())))
     return encoding.ids, controls
+
+  def _parts(self, payload) -> list[str | list[int]]:
+    """Texts to be encoded each by itself, and ids of bytes that are not text."""
+    parts = []
+    text = payload.decode('utf-8', errors='surrogateescape')
+    for i, part in enumerate(_LONE_BYTES.split(text)):
+      if i % 2:
+        byte = part.encode('utf-8', errors='surrogateescape')
+        parts.append(self._byte_ids.get(byte, []))
+      elif part:
+        parts += self._cut.split(self._normalize(part))
+    return parts
+
+  def _encode_parts(self, batch) -> Iterator[np.ndarray]:
+    """Yields the ids of each of several results of `_parts`."""
+    texts = [part for parts in batch for part in parts if isinstance(part, str)]
+    # The library's threads share a list of texts; a single one takes one thread.
+    encodings = iter(
+      self._continue.encode_batch_fast(texts, add_special_tokens=False)
+    )
+    for parts in batch:
+      ids = []
+      for part in parts:
+        ids.extend(next(encodings).ids if isinstance(part, str) else part)
+      yield np.array(ids, np.int32)
 
   def _encode(self, encoder, normalized: str) -> list[int]:
     ids = []

@@ -1,5 +1,6 @@
 """Transfers a peer's rollout into the receiver's vocabulary."""
 
+from collections.abc import Iterable, Iterator
 import dataclasses
 
 import numpy as np
@@ -97,6 +98,71 @@ def transfer(
     its bytes and finish ('ids'), it is 'empty', 'too_long', or too many of the
     receiver's boundaries are not the sender's ('residual').
   """
+  (moved,) = transfer_all([(rollout, residual)], receiver, limits)
+  return moved
+
+
+def transfer_all(
+  offered: Iterable[tuple[records.Rollout, Residual]],
+  receiver: byte_tokenizer.ByteTokenizer,
+  limits: Limits,
+) -> Iterator[Transferred | None]:
+  """Yields `transfer` of each rollout, whose payloads are encoded in parallel.
+
+  Beside each rollout is the residual of its direction.
+  """
+  offered = [*offered]
+  encoded = receiver.encode_all(
+    rollout.payload
+    for rollout, _ in offered
+    if rollout.header.tokenizer != receiver.fingerprint
+  )
+  for rollout, residual in offered:
+    yield _transfer(rollout, receiver, limits, residual, encoded)
+
+
+def encode(
+  payload: bytes,
+  receiver: byte_tokenizer.ByteTokenizer,
+  limits: Limits,
+  residual: Residual,
+) -> np.ndarray | None:
+  """The tokens of a finished text with end-of-sequence, i32 [m].
+
+  Without sender tokens there is nothing to align. `residual` counts the text as
+  `transfer` counts rollouts; returns None if it is refused.
+  """
+  (ids,) = encode_all([(payload, residual)], receiver, limits)
+  return ids
+
+
+def encode_all(
+  offered: Iterable[tuple[bytes, Residual]],
+  receiver: byte_tokenizer.ByteTokenizer,
+  limits: Limits,
+) -> Iterator[np.ndarray | None]:
+  """Yields `encode` of each text; see `transfer_all`."""
+  offered = [*offered]
+  encoded = receiver.encode_all(payload for payload, _ in offered)
+  for (payload, residual), ids in zip(offered, encoded, strict=True):
+    residual.rollouts += 1
+    residual.payload_bytes += len(payload)
+    if receiver.decode(ids) != payload:
+      residual.refuse(payload, 'round_trip')
+    elif len(ids) + 1 > limits.max_tokens:
+      residual.refuse(payload, 'too_long')
+    else:
+      # Outcomes do not say whether a stop string ended the text. End-of-sequence
+      # behind the string does no harm: the receiver's completions end before it.
+      yield np.append(ids, np.int32(receiver.eos_id))
+      continue
+    yield None
+
+
+def _transfer(
+  rollout, receiver, limits, residual, encoded
+) -> Transferred | None:
+  """`transfer`, which takes the ids of the payload from `encoded` if need be."""
   residual.rollouts += 1
   residual.payload_bytes += len(rollout.payload)
   specials_dropped = 0
@@ -108,7 +174,7 @@ def transfer(
     mask = rollout.mask
     sender_chunk = chunk = np.arange(len(ids), dtype=np.int32)
   else:
-    ids = receiver.encode(rollout.payload)
+    ids = next(encoded)
     if receiver.decode(ids) != rollout.payload:
       residual.refuse(rollout.payload, 'round_trip')
       return None
@@ -134,31 +200,6 @@ def transfer(
   return Transferred(
     ids=ids, behaviour_logp=behaviour_logp, mask=mask, chunk=chunk
   )
-
-
-def encode(
-  payload: bytes,
-  receiver: byte_tokenizer.ByteTokenizer,
-  limits: Limits,
-  residual: Residual,
-) -> np.ndarray | None:
-  """The tokens of a finished text with end-of-sequence, i32 [m].
-
-  Without sender tokens there is nothing to align. `residual` counts the text as
-  `transfer` counts rollouts; returns None if it is refused.
-  """
-  residual.rollouts += 1
-  residual.payload_bytes += len(payload)
-  ids = receiver.encode(payload)
-  if receiver.decode(ids) != payload:
-    residual.refuse(payload, 'round_trip')
-  elif len(ids) + 1 > limits.max_tokens:
-    residual.refuse(payload, 'too_long')
-  else:
-    # Outcomes do not say whether a stop string ended the text. End-of-sequence
-    # behind the string does no harm: the receiver's completions end before it.
-    return np.append(ids, np.int32(receiver.eos_id))
-  return None
 
 
 def _can_be_sampled(rollout, receiver) -> bool:

@@ -46,6 +46,53 @@ def test_any_bytes_round_trip(tokenizer, payload):
   assert tokenizer.byte_length_V[ids].sum() == len(payload)
 
 
+_PAYLOAD = st.one_of(
+  st.binary(max_size=20),
+  st.text(max_size=20).map(str.encode),
+  st.sampled_from([b'', b' ', b'<eos>', b'<0x41>', '= 13 \u2581'.encode()]),
+)
+
+
+@pytest.mark.parametrize('kind', sorted(vocabularies.KINDS))
+@settings(max_examples=25)
+@given(payloads=st.lists(_PAYLOAD, max_size=6), batch=st.integers(1, 60))
+def test_many_payloads_get_the_ids_of_each_by_itself(kind, payloads, batch):
+  tokenizer = vocabularies.tokenizer(kind)
+
+  def encode(payload):
+    """One text after the other, by the library's other function."""
+    ids = []
+    for part in tokenizer._parts(payload):
+      if isinstance(part, str):
+        part = tokenizer._continue.encode(part, add_special_tokens=False).ids
+      ids += part
+    return ids
+
+  expected = [*map(encode, payloads)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(byte_tokenizer, '_BATCH_BYTES', batch)
+    found = [*tokenizer.encode_all(payloads)]
+  assert [ids.tolist() for ids in found] == expected
+  assert [tokenizer.encode(p).tolist() for p in payloads] == expected
+  assert {ids.dtype for ids in found} <= {np.dtype(np.int32)}
+  assert [*map(tokenizer.decode, found)] == [
+    b''.join(tokenizer.token_bytes[i] for i in ids) for ids in expected
+  ]
+
+
+def test_a_batch_of_texts_is_bounded(monkeypatch):
+  monkeypatch.setattr(byte_tokenizer, '_BATCH_BYTES', 10)
+  tokenizer, taken = examples.tokenizer('byte_level'), []
+
+  def payloads():
+    for i in range(9):
+      taken.append(i)
+      yield b'1234'
+
+  next(tokenizer.encode_all(payloads()))
+  assert taken == [0, 1, 2]
+
+
 @BOTH
 def test_a_lost_character_shows_in_the_round_trip(tokenizer):
   payload = 'a\u2581b'.encode()

@@ -78,6 +78,37 @@ def checked_move(sent, sender, receiver):
   return moved, residual
 
 
+def test_many_rollouts_are_transferred_as_each_by_itself():
+  """Among them are refused ones, and ones that need no encoding."""
+  receiver = examples.tokenizer('sentencepiece')
+  kinds = ('byte_level', 'sentencepiece', 'byte_level')
+  sent = [
+    examples.rollout(payload, encoder=examples.tokenizer(kind), finish=finish)
+    for payload in (b'= 13', b'', b'= 1 2 3 4 5 6 7 8 9', b'so = 4')
+    for kind, finish in zip(kinds, ('stop', 'stop', 'length'), strict=True)
+  ]
+  limits = transfer.Limits(max_tokens=12)
+  one, two, residual = transfer.Residual(), transfer.Residual(), []
+  residuals = [two if i % 3 else one for i in range(len(sent))]
+  moved = transfer.transfer_all(
+    zip(sent, residuals, strict=True), receiver, limits
+  )
+  found = [*moved]
+  for own in (one, two):
+    alone = transfer.Residual()
+    for rollout, of, many in zip(sent, residuals, found, strict=True):
+      if of is own:
+        single = transfer.transfer(rollout, receiver, limits, alone)
+        assert (single is None) == (many is None)
+        if single:
+          for name, array in vars(single).items():
+            np.testing.assert_array_equal(array, getattr(many, name))
+    assert alone == own
+    residual.append(own)
+  assert residual[0].rollouts == 4
+  assert residual[1].refused == {'empty': 1, 'too_long': 2}
+
+
 def check_alignment(sent, sender, receiver, moved, residual):
   """Compares with the bytes, and with the alignment token by token."""
   assert receiver.decode(moved.ids) == sent.payload
