@@ -75,7 +75,7 @@ def run() -> bench_tools.Result:
   - 'encode' and 'align': of THL, of the rollouts that are transferred.
   - 'rows': the rest of the training rows.
 
-  'taken' are the rows of peers' rollouts; 'ms a rollout' is 'encode', 'align'
+  'judged' and 'taken' are peers' rollouts that are verified and trained on; 'ms a rollout' is 'encode', 'align'
   and 'rows' of one of them. Peak memory is that of the process, less what it had
   before the round; it includes the encoded records of one peer.
   """
@@ -194,6 +194,7 @@ def _measure(play, method, judge, sender, receiver) -> dict[str, float]:
     **{f'{step}, s': clock.seconds[step] for step in steps},
     'all, s': sum(clock.seconds.values()),
     'offered': sum(isinstance(r, records.Rollout) for r in received),
+    'judged': context.log.judged,
     'taken': len(batch.peer),
     'ms a rollout': 1e3 * carried_s / max(len(batch.peer), 1),
     'peak MiB': _mib('VmHWM') - before,

@@ -384,6 +384,13 @@ MUTATIONS = (
     ('tests/thl/test_transfer.py',),
   ),
   Mutation(
+    'every peer gets a record that is encoded anew',
+    'mrl_jax/see/exchange.py',
+    'encode = functools.cache(wire.encode)',
+    'encode = wire.encode',
+    ('tests/see/test_node.py',),
+  ),
+  Mutation(
     'groups that are not drawn are judged all the same',
     'mrl_jax/algorithms.py',
     'return self._at_most(places, context) if which.blind else places',

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Collection, Mapping, Sequence
+import functools
 import time
 
 import msgspec
@@ -10,6 +11,7 @@ from mrl_jax import records
 from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal as journal_lib
 from mrl_jax.see import transport as transport_lib
+from mrl_jax.see import wire
 
 
 class Endpoint:
@@ -53,11 +55,12 @@ class Endpoint:
     oldest records are evicted.
     """
     began = time.monotonic()
+    encode = functools.cache(wire.encode)  # Once for the journal and all peers.
     if self._journal:
-      self._journal.write(round, published)
+      self._journal.write(round, published, encode)
     shared = [r for r in published if records.kind(r) in self._kinds]
     for outlet in self._outlets.values():
-      outlet.send(round, shared)
+      outlet.send(round, shared, encode)
     self.ledger.seconds += time.monotonic() - began
 
   def collect(self, round: int, kinds: Collection[str]) -> list[records.Record]:

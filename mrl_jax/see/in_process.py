@@ -13,7 +13,10 @@ class Outlet(transport.Outlet):
   def __init__(self, sender: str, inbox: inbox_lib.Inbox):
     self._sender, self._inbox = sender, inbox
 
-  def send(self, round: int, published: Sequence[records.Record]) -> None:
+  def send(
+    self, round: int, published: Sequence[records.Record], encode=None
+  ) -> None:
+    del encode  # Nothing is encoded.
     self._inbox.deliver(self._sender, round, published)
 
 

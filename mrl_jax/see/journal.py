@@ -11,7 +11,7 @@ grows. A journal, finished or growing, can replace a policy: its records reach
 the others round by round, as if the policy were training beside them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import functools
 import os
@@ -69,12 +69,20 @@ class Writer:
     files.write(os.path.join(self._folder, _TOKENIZER), tokenizer)
     self._write_about(about)
 
-  def write(self, round: int, published: Sequence[records.Record]) -> None:
-    """Stores the records of a round; replaces what was stored of it."""
+  def write(
+    self,
+    round: int,
+    published: Sequence[records.Record],
+    encode: Callable[[records.Record], bytes] = wire.encode,
+  ) -> None:
+    """Stores the records of a round; replaces what was stored of it.
+
+    `encode` gives the bytes of a record, as for `transport.Outlet.send`.
+    """
     path = _path(self._folder, round)
     aside = path + files.ASIDE
     encoded = [
-      wire.encode(record)
+      encode(record)
       for record in published
       if records.kind(record) in self._about.kinds
     ]

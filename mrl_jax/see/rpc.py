@@ -12,7 +12,7 @@ others say nothing about the run.
 """
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 import functools
 import os
@@ -350,13 +350,18 @@ class Outlet(transport.Outlet):
     )
     self._thread.start()
 
-  def send(self, round: int, published: Sequence[records.Record]) -> None:
+  def send(
+    self,
+    round: int,
+    published: Sequence[records.Record],
+    encode: Callable[[records.Record], bytes] = wire.encode,
+  ) -> None:
     batch, size = [], 0  # (kind, encoded record), and the bytes of all.
     for record in published:
       kind, data = records.kind(record), b''
       fault = records.fault(record)
       if fault is None:
-        data = wire.encode(record)
+        data = encode(record)
         fault = 'size' if len(data) > self._max_bytes else None
       self.ledger.add(self._receiver, kind, 'published', bytes=len(data))
       if fault:

@@ -1,11 +1,12 @@
 """The interface of whatever carries records from one policy to another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import types
 from typing import Protocol
 
 from mrl_jax import records
 from mrl_jax.see import ledger as ledger_lib
+from mrl_jax.see import wire
 
 
 class Outlet(Protocol):
@@ -17,8 +18,17 @@ class Outlet(Protocol):
   # Fates of what was sent; None if the peer's own ledger counts it all.
   ledger: ledger_lib.Ledger | None = None
 
-  def send(self, round: int, published: Sequence[records.Record]) -> None:
-    """Sends all records of a round, possibly none, and ends the round."""
+  def send(
+    self,
+    round: int,
+    published: Sequence[records.Record],
+    encode: Callable[[records.Record], bytes] = wire.encode,
+  ) -> None:
+    """Sends all records of a round, possibly none, and ends the round.
+
+    An outlet that needs the bytes of a record gets them of `encode`, which may
+    know them already.
+    """
 
   def state(self) -> bytes:
     """Returns the undelivered messages and the ledger, for a checkpoint."""

@@ -96,6 +96,17 @@ def test_thl_beside_gold(figures):
   assert all('GOLD takes, x' in row for row in rows.values())
 
 
+def test_a_round_takes_of_many_peers_what_it_takes_of_one(figures):
+  about, rows = figures(
+    'scale',
+    *('--peers=1,3', '--prompts=2', '--per_prompt=2', '--response_tokens=128'),
+    '--verifier=exact',
+  )
+  assert about['rollouts a peer'] == 4
+  assert rows['offered'] == {'1 peers': 4, '3 peers': 12}
+  assert rows['judged'] == rows['taken'] == {'1 peers': 4, '3 peers': 4}
+
+
 def test_see_over_every_transport(figures):
   about, rows = figures('see', '--rounds=2', '--rollouts=8', '--response=4')
   assert about['records'] == 16

@@ -249,11 +249,10 @@ def test_a_damaged_round_is_refused_and_the_run_goes_on(tmp_path, caplog):
   assert 'b refused a journal of a: damaged' in caplog.text
 
 
-def test_what_a_journal_holds_is_not_trusted(tmp_path, monkeypatch):
+def test_what_a_journal_holds_is_not_trusted(tmp_path):
   writer = write(tmp_path)
   writer.write(0, exchanges.rollouts(policy='c'))
-  monkeypatch.setattr(wire, 'encode', lambda record: b'\xc1')
-  writer.write(1, group(1))
+  writer.write(1, group(1), encode=lambda record: b'\xc1')
   inbox = connect(tmp_path)
   assert collect(inbox, 2) == [0, 0]
   assert inbox.ledger.refusals() == {'a': {'sender': 1, 'undecodable': 2}}

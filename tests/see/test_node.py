@@ -7,7 +7,13 @@ import time
 import pytest
 
 from mrl_jax import records
+from mrl_jax.see import exchange
+from mrl_jax.see import inbox
+from mrl_jax.see import journal
+from mrl_jax.see import transport
+from mrl_jax.see import wire
 from mrl_jax.sharing import publish
+from tests import examples
 from tests import exchanges
 
 KINDS = exchanges.KINDS
@@ -184,3 +190,36 @@ def test_nodes_close_in_every_order_and_more_than_once(remote, order):
   for name in order * 2:
     nodes[name].close()
   assert time.monotonic() - began < 20
+
+
+def test_a_record_is_encoded_once_for_the_journal_and_all_peers(
+  monkeypatch, tmp_path
+):
+  asked, sent, encode = [], [], wire.encode
+  monkeypatch.setattr(wire, 'encode', lambda r: (asked.append(r), encode(r))[1])
+
+  class Outlet(transport.Outlet):
+    def send(self, round, published, encode=None):
+      sent.append([*map(encode, published)])
+
+  about = journal.About(
+    policy='a', run='run', tokenizer='fingerprint', vocab_size=256, kinds=KINDS
+  )
+  endpoint = exchange.Endpoint(
+    inbox.Inbox('a', {}, exchanges.limits()),
+    {'b': Outlet(), 'c': Outlet()},
+    journal.Writer(tmp_path, about, '{}'),
+    KINDS,
+  )
+  published = [
+    *exchanges.rollouts(),
+    examples.outcome(),
+    examples.stats([1.0]),
+  ]
+  endpoint.publish(0, published)
+  assert [*map(id, asked)] == [*map(id, published)]
+  expected = [*map(encode, published)]
+  assert sent == [expected, expected]
+  assert journal.Reader(tmp_path, 'a').read(0) == expected
+  endpoint.publish(1, published[:1])  # Nothing is kept of a round that is sent.
+  assert len(asked) == len(published) + 1
