@@ -75,9 +75,10 @@ def run() -> bench_tools.Result:
   - 'encode' and 'align': of THL, of the rollouts that are transferred.
   - 'rows': the rest of the training rows.
 
-  'judged' and 'taken' are peers' rollouts that are verified and trained on; 'ms a rollout' is 'encode', 'align'
-  and 'rows' of one of them. Peak memory is that of the process, less what it had
-  before the round; it includes the encoded records of one peer.
+  Of the rollouts that are 'offered', some are 'judged' and some 'taken' as
+  training rows; 'ms a rollout' is 'encode', 'align' and 'rows' of one of these.
+  Peak memory is that of the process, less what it had before the round; it
+  includes the encoded records of one peer.
   """
   text = bench_thl.text()
   sender = bench_thl.tokenizer(bench_thl.SENDER.value, 'byte_level', text)
