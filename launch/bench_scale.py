@@ -69,16 +69,17 @@ def run() -> bench_tools.Result:
   learner has another tokenizer. All answers are different, and half of them are
   correct. A column is a number of peers, played in a process of its own:
 
-  - 'receive': encoded records are decoded, checked, queued and collected.
+  - 'receive': records that the peers sent are decoded, checked, queued and
+    collected.
   - 'choose': which groups the learner uses, and statistics of groups.
   - 'judge': the learner verifies responses.
   - 'encode' and 'align': of THL, of the rollouts that are transferred.
   - 'rows': the rest of the training rows.
 
-  Of the rollouts that are 'offered', some are 'judged' and some 'taken' as
-  training rows; 'ms a rollout' is 'encode', 'align' and 'rows' of one of these.
-  Peak memory is that of the process, less what it had before the round; it
-  includes the encoded records of one peer.
+  Of the rollouts that peers have, some are 'sent', some of these 'judged', and
+  some 'taken' as training rows; 'ms a rollout' is 'encode', 'align' and 'rows' of
+  one of the last. Peak memory is that of the process, less what it had before the
+  round; it includes the encoded records of one peer.
   """
   text = bench_thl.text()
   sender = bench_thl.tokenizer(bench_thl.SENDER.value, 'byte_level', text)
@@ -149,12 +150,15 @@ def _measure(play, method, judge, sender, receiver) -> dict[str, float]:
   published = functools.partial(
     publish.publish, kinds=method.kinds, texts=4, verifier=play.verifier
   )
+  addressed = functools.partial(
+    method.addressed, {'learner': names}, receiver='learner'
+  )
   own = _groups(play, 'learner', 0, receiver, _bodies(play, receiver), prompts)
   clock, before = _Clock(), _mib('VmRSS')
   for n, name in enumerate(names):
-    groups = _groups(play, name, n, sender, bodies, prompts)
-    message = [*map(wire.encode, published(groups))]
-    del groups
+    offered = published(_groups(play, name, n, sender, bodies, prompts))
+    message = [*map(wire.encode, addressed(offered))]
+    del offered
     with clock('receive'):
       inbox.deliver(name, 0, message)
     del message
@@ -194,7 +198,7 @@ def _measure(play, method, judge, sender, receiver) -> dict[str, float]:
   return {
     **{f'{step}, s': clock.seconds[step] for step in steps},
     'all, s': sum(clock.seconds.values()),
-    'offered': sum(isinstance(r, records.Rollout) for r in received),
+    'sent': sum(isinstance(r, records.Rollout) for r in received),
     'judged': context.log.judged,
     'taken': len(batch.peer),
     'ms a rollout': 1e3 * carried_s / max(len(batch.peer), 1),

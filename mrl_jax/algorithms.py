@@ -11,7 +11,7 @@ formulas in `losses/` by `update/objectives.py`. A flag replaces a part:
 `--config.method.which=rescue --config.method.how=graft`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -47,21 +47,21 @@ class Parts(NamedTuple):
 
 
 class Which(NamedTuple):
-  """Which groups of peers the learner trains on."""
+  """Which groups of peers the learner trains on.
 
-  # Selects among the groups that the learner verified.
+  Verification takes most of the time that a peer's group costs. So first come
+  the `candidates`, which are known without it; only these are verified, and
+  `select` selects among them.
+  """
+
   select: Callable[
     [Sequence[peer_groups.PeerGroup], context_lib.Context],
     Sequence[peer_groups.PeerGroup],
   ]
-  # The groups, by place, whose verdicts the selection depends on.
-  verified: Callable[
+  candidates: Callable[
     [Sequence[context_lib.Place], context_lib.Context],
     Sequence[context_lib.Place],
   ]
-  # Whether the selection is the same for any verdicts. `method.max_peer_groups`
-  # is then drawn before groups are verified, and only those are.
-  blind: bool = False
 
 
 class How(NamedTuple):
@@ -105,7 +105,7 @@ METHODS = {
 }
 WHICH = {
   'none': None,
-  'all': Which(select.everything, select.anywhere, blind=True),
+  'all': Which(select.everything, select.drawn),
   'rescue': Which(select.rescue, select.where_all_fail),
   'complementary': Which(select.complementary, select.where_all_fail),
   'balanced': Which(select.balanced, select.where_any_fails),
@@ -196,9 +196,31 @@ class Method:
     """
     if self.how is None:
       return offered
-    which = WHICH[self.parts.which]
-    places = which.verified(offered, context)
-    return self._at_most(places, context) if which.blind else places
+    return WHICH[self.parts.which].candidates(offered, context)
+
+  def addressed(
+    self,
+    listens_to: Mapping[str, Collection[str]],
+    published: Sequence[records.Record],
+    receiver: str,
+  ) -> list[records.Record]:
+    """The records of a round that `receiver` may use, of those of one policy.
+
+    `listens_to` are the peers of every policy. If the receiver draws the groups
+    that it learns from, responses of others are not sent to it.
+    """
+    most, peers = self.settings.max_peer_groups, listens_to[receiver]
+    if self.parts.which != 'all' or not 0 < most < len(peers):
+      return list(published)
+    is_drawn = {
+      h.prompt: h.policy in select.draw(peers, most, h, receiver)
+      for h in {r.header.prompt: r.header for r in published}.values()
+    }
+    return [
+      r
+      for r in published
+      if isinstance(r, records.GroupStats) or is_drawn[r.header.prompt]
+    ]
 
   def batch(self, context: context_lib.Context) -> rows_lib.Batch:
     """Turns own groups and what peers gave into the rows of a round."""
@@ -239,19 +261,14 @@ class Method:
   def _peer_rows(self, context, baseline) -> Sequence[rows_lib.Row]:
     if self.how is None:
       return []
-    which = WHICH[self.parts.which]
     groups = peer_groups.gather(context, self.how.reads)
-    groups = which.select(groups, context)
-    if context.choose is None or not which.blind:
-      groups = self._at_most(groups, context)
+    groups = WHICH[self.parts.which].select(groups, context)
+    groups = select.drawn(groups, context)
     if not groups:
       return []
     if self.how.advantage == 'baseline':
       groups = [self._against(context, baseline, group) for group in groups]
     return self.how.rows(groups, context)
-
-  def _at_most(self, groups, context):
-    return select.at_most(groups, self.settings.max_peer_groups, context.rng)
 
   def _against(self, context, baseline, group) -> peer_groups.PeerGroup:
     """The group, with advantages against the learner's baseline."""

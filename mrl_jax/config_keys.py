@@ -70,7 +70,7 @@ KEYS = {
     '', 'Replaces what own ratios are over.', choices='algorithms:RATIOS'
   ),
   'method.max_peer_groups': Key(
-    0, 'Peer groups a prompt, drawn at random; 0 takes all.', 0
+    0, 'Peer groups a prompt, drawn by a hash; 0 takes all.', 0
   ),
   # With the learner's baseline, or in the group of its source.
   'method.peer_advantage': Key(

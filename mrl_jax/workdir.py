@@ -145,9 +145,10 @@ class RoundMetrics(_Struct):
   """Metrics of one policy in one round.
 
   `rescue_rate` and `rescued_by` are shares of the prompts that a whole own group
-  failed; `peer_responses_judged` of the peers' responses were verified by the
-  learner, and peers' claims count of the others. `slots` has the shares of slots with a token: in 'sampling', and of
-  'own' and 'peer' packed rows. `exchange`, `residuals` and `rescued_by` are by
+  failed. The learner verified `peer_responses_judged` responses of peers;
+  `refused` counts false verdicts among these alone, and of all others the peers'
+  claims hold. `slots` has the shares of slots with a token: in 'sampling', and
+  of 'own' and 'peer' packed rows. `exchange`, `residuals` and `rescued_by` are by
   sender. `method` has the metrics of one method only, such as GRAFT's median
   compatibility.
   """

@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import functools
 import inspect
@@ -11,6 +12,7 @@ import pytest
 
 from mrl_jax import algorithms
 from mrl_jax import checks
+from mrl_jax import records
 from mrl_jax.models import logps
 from mrl_jax.sharing import publish
 from mrl_jax.thl import transfer
@@ -453,6 +455,32 @@ def test_a_policy_may_take_one_peers_group_a_prompt():
   bounded, _ = learn('prp', received, max_peer_groups=1)
   assert [row.prompt for row in bounded.peer] == [0] * 4 + [1] * 4
   same_rows(bounded.own, everything.own)  # The baseline is of all peers.
+
+
+def test_peers_send_the_groups_that_are_drawn_and_all_statistics():
+  listens_to = {'a': ['b', 'c', 'd'], 'b': ['a']}
+  bounded, received, count = method('prp', max_peer_groups=1), [], 0
+  for peer in listens_to['a']:
+    published = publishes('prp', groups(PEER_REWARDS, peer))
+    count += len(published)
+    received += bounded.addressed(listens_to, published, 'a')
+    # Whoever has no more peers than it draws, and methods without a bound.
+    assert bounded.addressed(listens_to, published, 'b') == published
+    for name, most in (('prp', 0), ('graft', 1), ('sgt', 1), ('xgrpo', 1)):
+      other = method(name, max_peer_groups=most)
+      assert other.addressed(listens_to, published, 'a') == published
+  assert count == 3 * (8 + 2)
+  kinds = collections.Counter(map(records.kind, received))
+  assert kinds == {'rollout': 8, 'group_stats': 6}
+  all_sent = [
+    r
+    for peer in listens_to['a']
+    for r in publishes('prp', groups(PEER_REWARDS, peer))
+  ]
+  sent, _ = learn('prp', received, max_peer_groups=1)
+  expected, _ = learn('prp', all_sent, max_peer_groups=1)
+  same_rows(sent.peer, expected.peer)
+  same_rows(sent.own, expected.own)
 
 
 @pytest.mark.parametrize('most', [0, 1, 2])

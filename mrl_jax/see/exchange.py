@@ -1,7 +1,7 @@
 """The exchange of a process's policies, whichever transports carry records."""
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import functools
 import time
 
@@ -12,6 +12,14 @@ from mrl_jax.see import inbox as inbox_lib
 from mrl_jax.see import journal as journal_lib
 from mrl_jax.see import transport as transport_lib
 from mrl_jax.see import wire
+
+# Maps the records of a round and the name of a peer to the records that it gets.
+Addressed = Callable[[Sequence[records.Record], str], Sequence[records.Record]]
+
+
+def _to_all(published, peer):
+  del peer
+  return published
 
 
 class Endpoint:
@@ -33,13 +41,15 @@ class Endpoint:
     outlets: Mapping[str, transport_lib.Outlet],
     journal: journal_lib.Writer | None,
     kinds: Collection[str],
+    addressed: Addressed = _to_all,
   ):
     """Builds the endpoint of the policy that owns `inbox`.
 
-    It sends records of these kinds through `outlets`, which are given by peer.
+    It sends records of these kinds through `outlets`, which are given by peer;
+    of these, each peer gets those that are `addressed` to it.
     """
     self._inbox, self._outlets, self._journal = inbox, outlets, journal
-    self._kinds = frozenset(kinds)
+    self._kinds, self._addressed = frozenset(kinds), addressed
     # What peers offered to this policy, and the fate of each record; and what
     # this policy sent to other processes, by peer.
     self.ledger = inbox.ledger
@@ -50,7 +60,7 @@ class Endpoint:
   def publish(self, round: int, published: Sequence[records.Record]) -> None:
     """Publishes the records of a round, possibly none, and ends the round.
 
-    The journal gets all of them, peers those of the shared kinds. If a peer's
+    The journal gets all of them, peers those that they may read. If a peer's
     queue is full, this blocks for `Limits.block_s` at most; then the queue's
     oldest records are evicted.
     """
@@ -59,8 +69,8 @@ class Endpoint:
     if self._journal:
       self._journal.write(round, published, encode)
     shared = [r for r in published if records.kind(r) in self._kinds]
-    for outlet in self._outlets.values():
-      outlet.send(round, shared, encode)
+    for peer, outlet in self._outlets.items():
+      outlet.send(round, self._addressed(shared, peer), encode)
     self.ledger.seconds += time.monotonic() - began
 
   def collect(self, round: int, kinds: Collection[str]) -> list[records.Record]:
@@ -113,11 +123,13 @@ class Node:
     transports: Sequence[transport_lib.Transport],
     kinds: Collection[str],
     journals: Mapping[str, journal_lib.Writer] | None = None,
+    addressed: Addressed = _to_all,
   ):
     """Gives every policy the outlets that the transports have for it.
 
     Inboxes and journals are given by policy of this process. The transports
-    were built with these inboxes; peers get records of these kinds.
+    were built with these inboxes; peers get records of these kinds, if they are
+    `addressed` to them.
     """
     self._transports, journals = transports, journals or {}
     outlets = {name: {} for name in inboxes}
@@ -125,7 +137,7 @@ class Node:
       for (sender, receiver), outlet in transport.outlets.items():
         outlets[sender][receiver] = outlet
     self.endpoints = {
-      name: Endpoint(inbox, outlets[name], journals.get(name), kinds)
+      name: Endpoint(inbox, outlets[name], journals.get(name), kinds, addressed)
       for name, inbox in inboxes.items()
     }
 

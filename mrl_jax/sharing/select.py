@@ -2,16 +2,15 @@
 
 A selection takes the peers' groups, which the learner has verified itself
 (`peer_groups.gather`), and the context of the round; it returns the groups that
-are selected. Before that, another function takes the places of the groups that
-are offered, and returns those whose verdicts the selection depends on, so that
-no others are verified.
+are selected. Functions of places return the candidates of a selection, which
+are known before any group is verified.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+import hashlib
 from typing import TypeVar
 
-import numpy as np
-
+from mrl_jax import records
 from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import peer_groups
 
@@ -100,27 +99,46 @@ def random(groups: Groups, context: context_lib.Context) -> Groups:
   prompts = sorted({group.prompt for group in groups})
   drawn = context.rng.choice(prompts, count, replace=False) if count else []
   groups = [group for group in groups if group.prompt in drawn]
-  return at_most(groups, 1, context.rng)
+  return _at_most(groups, 1, context)
 
 
-def at_most(
-  groups: Sequence[_Group], most: int, rng: np.random.Generator
+def drawn(
+  groups: Sequence[_Group], context: context_lib.Context
 ) -> list[_Group]:
-  """At most `most` groups of every prompt, drawn at random; 0 is no bound.
+  """At most `method.max_peer_groups` groups or places of every prompt.
 
   If n policies all learn from all others, each trains on n times the rows.
   """
+  return _at_most(groups, context.settings.max_peer_groups, context)
+
+
+def draw(
+  peers: Collection[str], most: int, header: records.Header, learner: str
+) -> list[str]:
+  """Peers whose groups a learner draws on the prompt of a header.
+
+  They are `most` at most; 0 draws all. Peers are ordered by a hash, so that they
+  can compute the draw themselves, and send nothing that is not drawn. What a
+  silent peer would have sent is not replaced.
+  """
+
+  def place(peer):
+    about = (header.run, header.round, header.prompt, learner, peer)
+    return hashlib.sha256(repr(about).encode()).digest()
+
+  return sorted(peers, key=place)[: most or None]
+
+
+def _at_most(groups, most, context) -> list[_Group]:
   if not most:
     return list(groups)
-  by_prompt = {}
+  peers = {}
   for group in groups:
-    by_prompt.setdefault(group.prompt, []).append(group)
-  kept = []
-  for candidates in by_prompt.values():
-    count = min(most, len(candidates))
-    drawn = rng.choice(len(candidates), count, replace=False)
-    kept += [candidates[i] for i in sorted(drawn)]
-  return kept
+    peers.setdefault(group.prompt, set()).add(group.peer)
+  for prompt, offering in peers.items():
+    header = context.groups[prompt][0].header
+    peers[prompt] = draw(offering, most, header, header.policy)
+  return [group for group in groups if group.peer in peers[group.prompt]]
 
 
 def _mixed(groups: Groups) -> list[peer_groups.PeerGroup]:

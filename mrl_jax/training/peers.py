@@ -1,9 +1,11 @@
 """Connects the policies of this process with their peers, from the config."""
 
 from collections.abc import Collection, Mapping
+import functools
 
 import ml_collections
 
+from mrl_jax import algorithms
 from mrl_jax import checks
 from mrl_jax import cluster
 from mrl_jax import config as config_lib
@@ -132,7 +134,9 @@ class Peers:
       transports.append(
         rpc.Transport(inboxes, self.network, listens_to, limits, run, folder)
       )
-    return exchange.Node(inboxes, transports, self._kinds, journals)
+    method = algorithms.build(self._config.method)
+    addressed = functools.partial(method.addressed, listens_to)
+    return exchange.Node(inboxes, transports, self._kinds, journals, addressed)
 
   def _peer(self, name, tokenizer, run) -> inbox.Peer:
     """What the records of a policy must agree with."""

@@ -1,3 +1,5 @@
+import collections
+
 import numpy as np
 import pytest
 
@@ -83,12 +85,38 @@ def test_a_bound_draws_some_of_each_prompts_offers():
   groups = [group(p, 1, peer) for p in (0, 1) for peer in 'bcd']
   groups.append(group(2, 1))
   seen = set()
-  for seed in range(30):
-    rng = np.random.default_rng(seed)
-    found = select.at_most(groups, 2, rng)
+  for round in range(30):
+    found = select.drawn(groups, in_round(round, 2))
     assert [o.prompt for o in found] == [0, 0, 1, 1, 2]
     assert len({(o.prompt, o.peer) for o in found}) == 5
     seen |= {(o.prompt, o.peer) for o in found}
+    # A peer that is silent changes nothing about the others.
+    without_d = [o for o in groups if o.peer != 'd']
+    assert {*found} - {*select.drawn(without_d, in_round(round, 2))} == {
+      o for o in found if o.peer == 'd'
+    }
   assert len(seen) == 7
-  assert select.at_most(groups, 0, rng) == groups
-  assert select.at_most(groups, 9, rng) == groups
+  assert select.drawn(groups, in_round(0, 0)) == groups
+  assert select.drawn(groups, in_round(0, 9)) == groups
+
+
+def in_round(round, most):
+  own_groups = [
+    examples.group([0.0], prompt=f'p{p}', round=round) for p in range(3)
+  ]
+  settings = examples.settings('prp', max_peer_groups=most)
+  return examples.context(groups=own_groups, method=settings)
+
+
+def test_draws_are_uniform_and_independent_of_learner_and_prompt():
+  peers, counts = ['b', 'c', 'd', 'e'], collections.Counter()
+  for p in range(1600):
+    header = examples.rollout(prompt=f'p{p}').header
+    first, second = (
+      select.draw(peers, 4, header, learner) for learner in ('x', 'y')
+    )
+    counts[first[0], second[0]] += 1
+    assert first == select.draw(peers[::-1], 0, header, 'x')
+    assert first[:2] == select.draw(peers, 2, header, 'x')
+  assert len(counts) == 4 * 4
+  assert all(60 < n < 140 for n in counts.values())

@@ -148,6 +148,33 @@ def test_the_config_says_who_listens(connect, listed, received):
   assert len(node.endpoints['llama'].collect(0, KINDS)) == received
 
 
+def test_of_many_peers_one_sends_the_group_of_a_prompt(stack, tmp_path):
+  config = examples.run_config(
+    **{'method.name': 'prp', 'method.max_peer_groups': 1, 'train.samples': 1}
+  )
+  config.policies.qwen = config.policies.gemma.copy_and_resolve_references()
+  tokenizers = {**TOKENIZERS, 'qwen': TOKENIZERS['gemma']}
+  kinds = frozenset({'rollout', 'group_stats'})
+  places = peers.Peers(config, kinds, tokenizers)
+  node = places.connect(run='run', folder=os.fspath(tmp_path))
+  stack.callback(node.close)
+  for name, endpoint in node.endpoints.items():
+    groups = [
+      examples.group(
+        [1.0], policy=name, prompt=f'p{p}', encoder=tokenizers[name]
+      )
+      for p in range(config.train.prompts)
+    ]
+    endpoint.publish(0, publish.publish(groups, kinds, texts=0, verifier=''))
+  for endpoint in node.endpoints.values():
+    received = endpoint.collect(0, kinds)
+    prompts = sorted(
+      r.header.prompt for r in received if isinstance(r, records.Rollout)
+    )
+    assert prompts == sorted(f'p{p}' for p in range(config.train.prompts))
+    assert len(received) == 3 * len(prompts)
+
+
 @pytest.mark.parametrize(
   ('rewards', 'weights', 'reason'),
   [
