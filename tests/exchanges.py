@@ -6,6 +6,7 @@ publishes, and b is an endpoint whose process can start again.
 
 import multiprocessing
 import os
+import signal
 import socket
 import time
 
@@ -104,13 +105,13 @@ def remote_node(
     listens_to,
     limits(**changes),
     'run',
-    os.fspath(folder / here),
+    os.fspath(folder / here[0]),
   )
   node = exchange.Node(
     inboxes, [in_process.Transport(inboxes), transport], KINDS
   )
   if state:
-    node.endpoints[here].restore(state)
+    node.endpoints[here[0]].restore(state)
   node.open()
   return node
 
@@ -207,25 +208,42 @@ _FORK_SERVER = multiprocessing.get_context('forkserver')
 _FORK_SERVER.set_forkserver_preload(['tests.exchanges'])
 
 
+class Process:
+  """A process that can be killed, and the end of a pipe to it."""
+
+  def __init__(self, function, *arguments):
+    """Calls the function with the other end of the pipe, and arguments."""
+    self.pipe, pipe = _FORK_SERVER.Pipe()
+    self._process = _FORK_SERVER.Process(
+      target=function, args=(pipe, *arguments), daemon=True
+    )
+    self._process.start()
+    pipe.close()
+
+  def hang(self):
+    os.kill(self._process.pid, signal.SIGSTOP)
+
+  def resume(self):
+    os.kill(self._process.pid, signal.SIGCONT)
+
+  def kill(self):
+    self._process.kill()
+    self._process.join()
+    self.pipe.close()
+
+
 class Child:
   """A policy with a process of its own, which can be killed."""
 
   def __init__(self, *arguments, **options):
     """With the arguments of `remote_node`."""
-    self._pipe, pipe = _FORK_SERVER.Pipe()
-    self._process = _FORK_SERVER.Process(
-      target=_serve, args=(pipe, arguments, options), daemon=True
-    )
-    self._process.start()
+    self._process = Process(_serve, arguments, options)
+    self._pipe, self.kill = self._process.pipe, self._process.kill
     self._pipe.recv()
 
   def ask(self, method, *arguments):
     self._pipe.send((method, arguments))
     return self._pipe.recv()
-
-  def kill(self):
-    self._process.kill()
-    self._process.join()
 
 
 def _serve(pipe, arguments, options):
