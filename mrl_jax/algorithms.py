@@ -109,7 +109,7 @@ WHICH = {
   'rescue': Which(select.rescue, select.where_all_fail),
   'complementary': Which(select.complementary, select.where_all_fail),
   'balanced': Which(select.balanced, select.where_any_fails),
-  'random': Which(select.random, select.anywhere),
+  'random': Which(select.random, select.everything),
 }
 BASELINES = {
   'own': grpo.own,

@@ -394,7 +394,7 @@ MUTATIONS = (
     'groups that are not drawn are judged all the same',
     'mrl_jax/algorithms.py',
     'Which(select.everything, select.drawn)',
-    'Which(select.everything, select.anywhere)',
+    'Which(select.everything, select.everything)',
     ('tests/test_algorithms.py',),
   ),
   Mutation(

@@ -19,12 +19,6 @@ Places = Sequence[context_lib.Place]
 _Group = TypeVar('_Group', peer_groups.PeerGroup, context_lib.Place)
 
 
-def anywhere(places: Places, context: context_lib.Context) -> Places:
-  """All places."""
-  del context
-  return places
-
-
 def where_all_fail(places: Places, context: context_lib.Context) -> Places:
   """Places on prompts that the learner's whole group fails."""
   return [place for place in places if not context.successes_P[place.prompt]]
@@ -36,8 +30,10 @@ def where_any_fails(places: Places, context: context_lib.Context) -> Places:
   return [place for place in places if successes_P[place.prompt] < most]
 
 
-def everything(groups: Groups, context: context_lib.Context) -> Groups:
-  """All groups: PRP and HACPO."""
+def everything(
+  groups: Sequence[_Group], context: context_lib.Context
+) -> Sequence[_Group]:
+  """All groups or places: PRP and HACPO."""
   del context
   return groups
 

@@ -121,27 +121,16 @@ def transfer_all(
     yield _transfer(rollout, receiver, limits, residual, encoded)
 
 
-def encode(
-  payload: bytes,
-  receiver: byte_tokenizer.ByteTokenizer,
-  limits: Limits,
-  residual: Residual,
-) -> np.ndarray | None:
-  """The tokens of a finished text with end-of-sequence, i32 [m].
-
-  Without sender tokens there is nothing to align. `residual` counts the text as
-  `transfer` counts rollouts; returns None if it is refused.
-  """
-  (ids,) = encode_all([(payload, residual)], receiver, limits)
-  return ids
-
-
 def encode_all(
   offered: Iterable[tuple[bytes, Residual]],
   receiver: byte_tokenizer.ByteTokenizer,
   limits: Limits,
 ) -> Iterator[np.ndarray | None]:
-  """Yields `encode` of each text; see `transfer_all`."""
+  """Yields the tokens of each finished text with end-of-sequence, i32 [m].
+
+  Without sender tokens there is nothing to align. The residual beside each text
+  counts it as `transfer` counts rollouts; yields None if it is refused.
+  """
   offered = [*offered]
   encoded = receiver.encode_all(payload for payload, _ in offered)
   for (payload, residual), ids in zip(offered, encoded, strict=True):

@@ -588,7 +588,7 @@ def test_a_text_without_tokens_is_encoded_with_end_of_sequence(
 ):
   residual = transfer.Residual()
   limits = transfer.Limits(max_tokens=most)
-  ids = transfer.encode(payload, SENTENCEPIECE, limits, residual)
+  (ids,) = transfer.encode_all([(payload, residual)], SENTENCEPIECE, limits)
   assert residual.refused == refused
   assert residual.refused_bytes == dict.fromkeys(refused, len(payload))
   assert (residual.rollouts, residual.payload_bytes) == (1, len(payload))
