@@ -83,6 +83,9 @@ class Inbox:
       lambda: collections.defaultdict(_Round)
     )
     self.round = 0  # The round that `collect` was last called with.
+    # To a run that resumes from the last checkpoint, records of earlier rounds
+    # are stale.
+    self._resumes = 0
     # Records up to this round are being collected, and need no room.
     self._collecting = -1
     self._silent = set()  # Peers that are not waited for until they send.
@@ -176,8 +179,13 @@ class Inbox:
   def wants(
     self, sender: str, round: int, sound: Sequence[records.Record], last: bool
   ) -> bool:
-    """Whether `add` would queue any of the records or end a round."""
+    """Whether `add` would queue any of the records or end a round.
+
+    It might also do so after a restart, if the round is stale by now.
+    """
     with self._changed:
+      if self._resumes <= round < self._oldest:
+        return bool(sound)
       ends = last and self.finished[sender] < round
       return (ends and self._counts(sender, round, sound)) or not all(
         self._settled_fate(record, records.size(record)) for record in sound
@@ -198,6 +206,7 @@ class Inbox:
     """Forgets the names of messages of rounds below `before`."""
     with self._changed:
       self.messages = {m: r for m, r in self.messages.items() if r >= before}
+      self._resumes = before
 
   def end(self, peer: str) -> None:
     """Stops waiting for a peer that will publish no more."""
@@ -252,6 +261,7 @@ class Inbox:
       seen, waiting, self.messages, self.round, finished, ledger = (
         msgspec.msgpack.decode(state)
       )
+      self._resumes = self._oldest
       self.finished |= {p: r for p, r in finished.items() if p in self.peers}
       self._rounds.clear()
       for policy, n, size, keys in seen:

@@ -525,6 +525,23 @@ def test_only_messages_with_news_are_kept_on_disk(stack, tmp_path):
   }
 
 
+def test_what_is_stale_now_is_kept_for_a_restart_from_the_checkpoint(
+  stack, tmp_path
+):
+  receiver = rpcs.Receiver(stack, tmp_path)
+  receiver.collect(1)
+  state = receiver.inbox.state()
+  receiver.transport.saved(2)
+  receiver.collect(4)
+  for round in (4, 0, 1, 2, 3):  # The peer plays its rounds again.
+    receiver.transport.receive(rpcs.message(rollouts(round), round=round))
+  # Rounds 0 and 1 are in the past after a restart, too.
+  assert len(os.listdir(receiver.folder)) == 3
+  receiver.transport.close()
+  again = rpcs.Receiver(stack, tmp_path, state=state)
+  assert [rounds(again.collect(n)) for n in (2, 3, 4)] == [[2], [3], [4]]
+
+
 def test_a_sender_that_fills_its_part_of_the_disk_waits_for_a_checkpoint(
   stack, tmp_path, caplog
 ):
