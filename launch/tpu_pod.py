@@ -33,6 +33,17 @@ _WORKDIR = flags.DEFINE_string(
   'The folder to write to, by default a new one under runs/. The folder of a '
   'run that was stopped resumes it.',
 )
+_PRINT_COMMANDS = flags.DEFINE_bool(
+  'print_commands',
+  False,
+  'Plan every policy on a TPU slice of its own, and print the commands that '
+  'make the slices and train there, with --workdir=gs://BUCKET/RUN.',
+)
+_SLICE = flags.DEFINE_multi_string(
+  'slice', [], 'For them: POLICY=GENERATION:SHAPE@ZONE, for each policy.'
+)
+_PROJECT = flags.DEFINE_string('project', None, 'For them: the cloud project.')
+_SPOT = flags.DEFINE_bool('spot', False, 'For them: ask for spot capacity.')
 
 
 def main(_):
@@ -51,6 +62,9 @@ def main(_):
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
   config = CONFIG.value
+  if _PRINT_COMMANDS.value:
+    print_commands(config)
+    return
   devices = config_lib.settle_devices(config)
   jax.config.update('jax_num_cpu_devices', devices)
   try:
@@ -103,6 +117,43 @@ def main(_):
       raise
     traceback.print_exc()
     cluster.leave(1)
+
+
+def print_commands(config):
+  """Prints the commands that train on Cloud TPU, if every policy fits there."""
+  from mrl_jax import checks
+  from mrl_jax import config as config_lib
+  from mrl_jax.mwra import cloud as cloud_lib
+  from mrl_jax.mwra import commands
+  from mrl_jax.training import proof
+
+  flag, root = flags.FLAGS['config'], pathlib.Path(__file__).parents[1]
+  path, *argument = config_flags.get_config_filename(flag).split(':')
+  path = os.path.relpath(path, root)
+  given = config_flags.get_override_values(flag)
+  try:
+    config_lib.check(config)
+    checks.require(
+      not path.startswith('..'),
+      f'--config={path}; workers get what is in {root.name}: put it there',
+    )
+    cloud = cloud_lib.Cloud(
+      project=_PROJECT.value or '',
+      folder=_WORKDIR.value or '',
+      slices=cloud_lib.parse_slices(_SLICE.value),
+      spot=_SPOT.value,
+    )
+    steps = commands.steps(config, ':'.join([path, *argument]), given, cloud)
+    notes = []
+    for name, slice_ in cloud.slices.items():
+      part = proof.alone(config, name, slice_.topology)
+      notes.append(
+        f'{name} on {slice_.topology}: {part.cost.peak_bytes / 2**30:.1f} GiB of '
+        f'each of {len(part.devices)} chips, by the plan'
+      )
+  except (checks.InputError, OSError) as error:
+    sys.exit(f'{error}')
+  print(commands.script(steps, notes), end='')
 
 
 def fail(message: str) -> NoReturn:

@@ -115,6 +115,16 @@ CHIPS = {
   ),
 }
 
+_FLAT = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+_SOLID = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8')
+# Shapes of TPU slices, in chips; Cloud TPU has one of each number of chips.
+SLICES = {
+  'v4': _SOLID,
+  'v5e': _FLAT,
+  'v5p': _SOLID,
+  'v6e': _FLAT,
+  'tpu7x': _SOLID,
+}
 
 KINDS = {kind: chip for chip in CHIPS.values() for kind in chip.kinds}
 

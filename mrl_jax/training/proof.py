@@ -23,6 +23,7 @@ from rich import console as console_lib
 
 from mrl_jax import algorithms
 from mrl_jax import checks
+from mrl_jax.mwra import chips
 from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.training import collectives as collectives_lib
@@ -36,15 +37,6 @@ _ENVIRONMENT = {
   'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-}
-_FLAT = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
-_SOLID = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8')
-TOPOLOGIES = {
-  'v4': _SOLID,
-  'v5e': _FLAT,
-  'v5p': _SOLID,
-  'v6e': _FLAT,
-  'tpu7x': _SOLID,
 }
 
 
@@ -63,7 +55,7 @@ def devices(topology: str) -> Sequence[jax.Device]:
   try:
     return _described(topology)
   except (jax.errors.JaxRuntimeError, ValueError) as error:
-    known = '; '.join(f'{k}: {", ".join(n)}' for k, n in TOPOLOGIES.items())
+    known = '; '.join(f'{k}: {", ".join(n)}' for k, n in chips.SLICES.items())
     raise checks.InputError(
       f'no TPU slice {topology!r}; give GENERATION:SHAPE, for example v5e:2x4. '
       f'Known are {known}. {str(error).splitlines()[0]}'
@@ -132,6 +124,33 @@ class Proof:
       f'XLA accepts it, but with {self.beside / 2**30:.2f} GiB that are in use '
       f'beside it, a chip lacks {self.lacks / 2**30:.2f} GiB'
     )
+
+
+def alone(
+  config: ml_collections.ConfigDict, policy: str, topology: str
+) -> planner.Slice:
+  """Plans one policy on a whole TPU slice, while others train its peers.
+
+  Raises InputError, which names the policy and the slice, if it does not fit or
+  would leave a host without work.
+  """
+  config = config.copy_and_resolve_references()
+  for name, peer in config.policies.items():
+    peer.address = '' if name == policy else 'elsewhere:1'
+  found, method = devices(topology), algorithms.build(config.method)
+  sizes = planning.without_data(config)
+  try:
+    plan = planning.plan(config, method, sizes, found, planning.load_config)
+  except checks.InputError as error:
+    raise checks.InputError(f'{policy} on {topology}: {error}') from error
+  used = {found[i].process_index for i in plan[policy].devices}
+  idle = {device.process_index for device in found} - used
+  checks.require(
+    not idle,
+    f'{policy} on {topology}: it would train on {len(plan[policy].devices)} of '
+    f'{len(found)} chips, and leave hosts idle; give it a smaller slice',
+  )
+  return plan[policy]
 
 
 def compile_program(program: programs.Program) -> Proof:
