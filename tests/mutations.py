@@ -34,6 +34,27 @@ _MODELS = 'mrl_jax/models/'
 
 MUTATIONS = (
   Mutation(
+    'a slice is asked for by its chips, where its type counts cores',
+    'mrl_jax/mwra/cloud.py',
+    ' * kind.cores',
+    '',
+    ('tests/mwra/test_cloud.py',),
+  ),
+  Mutation(
+    'a process on a slice has no address of a peer, and trains it too',
+    'mrl_jax/mwra/commands.py',
+    "keys[f'policies.{peer}.address']",
+    "keys[f'policies.{policy}.address']",
+    ('tests/launch/test_print_commands.py',),
+  ),
+  Mutation(
+    'certificates name nobody',
+    'mrl_jax/mwra/commands.py',
+    ' -copy_extensions copy',
+    '',
+    ('tests/mwra/test_commands.py',),
+  ),
+  Mutation(
     'a program is compiled ahead for arguments that it is not called with',
     'mrl_jax/training/programs.py',
     'packer.abstract(size, part, place)',

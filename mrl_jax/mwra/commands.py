@@ -81,7 +81,7 @@ def steps(
       'repeat for it from "Ask" to "Install", then "Tell" of all, and "Start"',
       each(_delete),
     ),
-    Step('Delete what else the run had, but the bucket', _delete_rest(cloud)),
+    Step('Clean up what else the run had, but the bucket', _delete_rest(cloud)),
   ]
 
 

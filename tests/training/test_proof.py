@@ -312,3 +312,34 @@ def test_a_slice_needs_the_compiler(monkeypatch):
   monkeypatch.setitem(sys.modules, 'libtpu', None)
   with pytest.raises(checks.InputError, match=r"pip install -e '\.\[tpu\]'"):
     proof.devices('v5e:2x2')
+
+
+def test_a_policy_alone_on_a_slice_must_give_work_to_every_host(monkeypatch):
+  config, _, _, _ = parts()
+
+  def on(hosts):
+    fake = [
+      types.SimpleNamespace(
+        **{'platform': 'cpu', 'device_kind': 'cpu', 'process_index': i},
+        memory_stats=lambda: None,
+      )
+      for i in range(hosts)
+    ]
+    monkeypatch.setattr(proof, 'devices', lambda _: fake)
+    return proof.alone(config, 'gemma', 'v5e:2x4')
+
+  assert on(1).devices == (0,)
+  assert not config.policies.llama.address  # Of a copy.
+  plan = planning.plan
+
+  def on_the_first(*arguments):
+    return {
+      name: dataclasses.replace(part, devices=(0,))
+      for name, part in plan(*arguments).items()
+    }
+
+  monkeypatch.setattr(planning, 'plan', on_the_first)
+  with pytest.raises(
+    checks.InputError, match='gemma on v5e:2x4: it would train'
+  ):
+    on(2)
