@@ -45,7 +45,7 @@ MUTATIONS = (
     'mrl_jax/mwra/commands.py',
     "keys[f'policies.{peer}.address']",
     "keys[f'policies.{policy}.address']",
-    ('tests/launch/test_print_commands.py',),
+    ('tests/mwra/test_commands.py',),
   ),
   Mutation(
     'certificates name nobody',
