@@ -133,7 +133,8 @@ def test_files_of_this_machine_go_through_the_bucket(tmp_path):
 def test_names_of_peers_are_written_where_their_addresses_are_known(tmp_path):
   """Run by bash, with commands that only say what they were given."""
   hosts = tmp_path / 'hosts'
-  hosts.write_text('127.0.0.1 localhost\n10.9.9.9 pair-gemma # see\n')
+  own = '127.0.0.1 localhost\n10.1.1.1 pair-of-mine\n'
+  hosts.write_text(f'{own}10.9.9.9 pair-gemma # see\n')
   script = f"""
     gcloud() {{
       case "$*" in
@@ -149,7 +150,7 @@ def test_names_of_peers_are_written_where_their_addresses_are_known(tmp_path):
   """
   lines = steps()['Tell']
   subprocess.run(['bash', '-c', '\n'.join([script, *lines])], check=True)
-  assert hosts.read_text() == '127.0.0.1 localhost\n10.0.0.2 pair-gemma # see\n'
+  assert hosts.read_text() == f'{own}10.0.0.2 pair-gemma # see\n'
 
 
 def test_a_policy_alone_needs_no_network():
