@@ -306,7 +306,7 @@ def _report(cloud, policies) -> list[str]:
   folders = ' '.join(f'{home}/{policy}' for policy in policies)
   lines = [
     f'mkdir -p {home}',
-    "gcloud storage rsync --recursive --exclude='_inputs/.*|.*/(checkpoints|"
+    "gcloud storage rsync --recursive --exclude='.*_inputs/.*|.*/(checkpoints|"
     f"cache)/.*' {cloud.bucket}/{cloud.run} {home}",
     f'python launch/report.py {folders}',
   ]
