@@ -41,11 +41,15 @@ setuptools.setup(
       "google-tunix==0.1.7; python_version >= '3.12'",
       *('torch==2.13.0', 'trl==1.16.*'),
     ],
-    'parity': ['peft==0.21.*', 'torch==2.13.0'],
+    'parity': [
+      *('gcp-storage-emulator', 'gcsfs', 'peft==0.21.*', 'torch==2.13.0')
+    ],
     'test': [
       *('hypothesis', 'ipykernel', 'nbclient', 'pytest', 'trustme'),
       _MATH,
     ],
+    # For work dirs in buckets of Google Cloud Storage.
+    'gcs': ['gcsfs'],
     # On TPU VMs and, elsewhere, for `launch/plan.py --topology`.
     'tpu': ['jax[tpu]'],
     'lint': ['pre-commit', 'ruff==0.17.5'],

@@ -9,6 +9,7 @@ import tempfile
 
 import bench_model
 
+from mrl_jax import bucket
 from mrl_jax import config as config_lib
 from mrl_jax import hugging_face
 from mrl_jax.data import vocabulary
@@ -87,7 +88,7 @@ def job(path: str, kl_weight: float):
   config.train.mini_batches = 1
   config.method.kl_weight = kl_weight
   with contextlib.closing(
-    job_lib.build(config, tempfile.mkdtemp(dir=path))
+    job_lib.build(config, bucket.WorkDir(tempfile.mkdtemp(dir=path)))
   ) as built:
     pretrained.start(built.workers, config, console.Console(file=io.StringIO()))
     built.workers[POLICY].judge = Alternating()

@@ -47,6 +47,7 @@ def run() -> bench_tools.Result:
   # Not before the flags are parsed: a mistake in them is reported at once.
   import jax
 
+  from mrl_jax import bucket
   from mrl_jax.training import job
   from mrl_jax.training import loop
   from mrl_jax.training import progress
@@ -65,7 +66,10 @@ def run() -> bench_tools.Result:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
     for pair in itertools.product(METHODS, sizes):
       config = _config(*pair, os.path.join(folder, 'cache'))
-      built = job.build(config, os.path.join(folder, '{}-{}'.format(*pair)))
+      built = job.build(
+        config,
+        bucket.WorkDir(os.path.join(folder, '{}-{}'.format(*pair))),
+      )
       stack.callback(built.close)
       for worker in built.workers.values():
         worker.judge = bench_job.Alternating()

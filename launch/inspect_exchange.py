@@ -14,8 +14,10 @@ from absl import app
 from absl import flags
 from rich import console as console_lib
 
+from mrl_jax import bucket
 from mrl_jax import checks
 from mrl_jax import files
+from mrl_jax import workdir
 from mrl_jax.analysis import exchange as exchange_lib
 from mrl_jax.analysis import exchange_report
 from mrl_jax.training import display
@@ -67,7 +69,8 @@ def main(argv):
   sys.stdout.reconfigure(errors='backslashreplace')
   console = console_lib.Console(markup=False, emoji=False, highlight=False)
   try:
-    show(argv[1], console)
+    home = bucket.WorkDir(argv[1], inner=[workdir.JOURNALS])
+    show(home.folder, console)
   except (checks.InputError, OSError) as error:
     sys.exit(display.printable(f'{error}'))
 

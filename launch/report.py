@@ -3,8 +3,8 @@
 python launch/report.py runs/mine
 python launch/report.py runs/grpo runs/sgt --out=comparison.html
 
-The report of one run is report.html in its work dir. Runs may still be
-training, or have been stopped.
+The report of one run is report.html in its work dir or, if that is in a bucket,
+in the current folder. Runs may still be training, or have been stopped.
 """
 
 import sys
@@ -12,8 +12,11 @@ import sys
 from absl import app
 from absl import flags
 
+from mrl_jax import bucket
 from mrl_jax import checks
+from mrl_jax import files
 from mrl_jax import texts
+from mrl_jax import workdir
 from mrl_jax.analysis.report import comparison
 from mrl_jax.analysis.report import page
 
@@ -28,14 +31,16 @@ def write(folders: list[str]) -> str:
   Raises InputError if a folder is not the work dir of a run, or given twice.
   """
   checks.require(bool(folders), 'name the work dirs of one run or several')
-  if len(folders) > 1:
-    return comparison.write(folders, _OUT.value)
+  runs = [bucket.WorkDir(folder) for folder in folders]
+  if len(runs) > 1:
+    return comparison.write([run.folder for run in runs], _OUT.value)
   checks.require(
     not _OUT.present,
     '--out is for the page of several runs; the report of one run is in its '
     'work dir',
   )
-  return page.write(folders[0])
+  in_bucket = files.in_bucket(folders[0])
+  return page.write(runs[0].folder, workdir.REPORT if in_bucket else '')
 
 
 def main(argv):

@@ -50,6 +50,7 @@ def main(_):
   # Imported after flags are parsed: a mistake in them is reported at once.
   import jax
 
+  from mrl_jax import bucket
   from mrl_jax import checks
   from mrl_jax import cluster
   from mrl_jax import config as config_lib
@@ -87,20 +88,24 @@ def main(_):
     if not cluster.leads():
       return
     if has_time:
-      write_report(workdir, console)
+      write_report(home, console)
     console.show_cursor()
     print(f'Stopped. {how_to_resume(workdir)}', file=sys.stderr, flush=True)
 
+  try:
+    home = bucket.WorkDir(workdir)
+  except checks.InputError as error:
+    fail(f'{error}')
   stop = stopping.Stop()
   stop.listen(config.checkpoint.stop_s, end)
   silence(files.no_room)
   try:
-    job = job_lib.build(config, workdir)
+    job = job_lib.build(config, home)
     try:
       loop.run(job, console, stop)
     finally:  # Also a run that is stopped or fails has a report.
       if cluster.leads():
-        write_report(workdir, console)
+        write_report(home, console)
   except (checks.InputError, cluster.LostHostError) as error:
     fail(f'{error}')
   except KeyboardInterrupt:
@@ -208,20 +213,23 @@ def silence(is_known: Callable[[BaseException | None], object]) -> None:
   )
 
 
-def write_report(workdir, console):
+def write_report(home, console):
   """Writes the page of the run so far, and prints where it is.
 
   An error is logged, not raised: it must not replace the error of the run.
   """
+  from mrl_jax import workdir
   from mrl_jax.analysis.report import page
 
   try:
-    path = page.write(workdir)
+    page.write(home.folder)
+    home.push(wait=True)
+    path = home.path(workdir.REPORT)
     console.print(f'Report: {path}', soft_wrap=True, markup=False)
   except OSError as error:
     logging.error('no report: %s; launch/report.py may write it later', error)
   except Exception:
-    logging.exception('launch/report.py may report %s later', workdir)
+    logging.exception('launch/report.py may report %s later', home.given)
 
 
 def parse(argv):

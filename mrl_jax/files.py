@@ -1,4 +1,4 @@
-"""Files and folders that exist completely or not at all."""
+"""Files and folders, on disk or in a bucket, that exist completely or not at all."""
 
 from collections.abc import Iterator
 import contextlib
@@ -7,16 +7,31 @@ import os
 import tempfile
 import zlib
 
+from etils import epath
+
 ASIDE = '.new'  # Suffix of a file while it is being written.
 _CHUNK = 2**20  # Bytes that are read at once.
 # No room on the disk, or within a quota or a limit of the shell.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def in_bucket(path: str) -> bool:
+  """Whether a path is in a bucket, where objects appear whole."""
+  return path.startswith('gs://')
+
+
+def absolute(path: str) -> str:
+  """The absolute path of a file on disk; that of a bucket is one."""
+  return path if in_bucket(path) else os.path.abspath(path)
+
+
 def write(path: str, content: str | bytes) -> None:
   """Writes a file; after a kill, the old or the new content is there."""
   aside = path + ASIDE
   data = content.encode() if isinstance(content, str) else content
+  if in_bucket(path):
+    epath.Path(path).write_bytes(data)
+    return
   try:
     with open(aside, 'wb') as f:
       f.write(data)
@@ -62,8 +77,12 @@ def new_folder(path: str) -> Iterator[str]:
   """Yields the path of a folder to make, which is then renamed to `path`.
 
   If another process made `path` first, its folder stays: runs that share a cache
-  make the same files from the same config.
+  make the same files from the same config. In a bucket, orbax says when a folder
+  is complete.
   """
+  if in_bucket(path):
+    yield path
+    return
   parent, name = os.path.split(os.path.abspath(path))
   os.makedirs(parent, exist_ok=True)
   with tempfile.TemporaryDirectory(prefix='.new-', dir=parent) as aside:

@@ -31,7 +31,9 @@ from mrl_jax.thl import transfer
 SETUP, PLAN, SUMMARY = 'config.json', 'plan.json', 'summary.json'
 ROUNDS, EVALUATIONS = 'metrics.jsonl', 'evaluations.jsonl'
 CHECKPOINTS, TENSORBOARD, JOURNALS = 'checkpoints', 'tensorboard', 'see'
+RECEIVED = 'see/_received'  # No policy has such a name.
 CACHE, REPORT, LOCK = 'cache', 'report.html', 'lock'
+TOKENIZERS = 'cache/tokenizers'
 FORMAT = 2  # Of config.json; a run of another format is not resumed.
 OVERALL = 'all'  # Names the accuracy over all families.
 _LOCKS = {}  # Files that this process has locked, by path, until it ends.

@@ -50,7 +50,7 @@ class Receiver:
       dict.fromkeys(senders, ()),
       exchanges.limits(**limits),
       run,
-      os.fspath(folder),
+      os.fspath(self.folder),
     )
     stack.callback(self.transport.close)
     if state:

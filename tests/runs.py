@@ -13,6 +13,7 @@ import ml_collections
 import msgspec
 from rich import console as console_lib
 
+from mrl_jax import bucket
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.data import arithmetic
 from mrl_jax.training import job as job_lib
@@ -83,6 +84,17 @@ def alone(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   return config
 
 
+class Asked(stopping.Stop):
+  """Somebody has asked the run to stop, before its first round."""
+
+  def __init__(self):
+    super().__init__()
+    self.asked = True
+
+  def leave(self):
+    raise SystemExit(stopping.EXIT)
+
+
 def console() -> console_lib.Console:
   return console_lib.Console(file=io.StringIO(), width=100)
 
@@ -95,7 +107,9 @@ def run(
 ) -> Run:
   """Starts or resumes a run in the folder `name`."""
   shown = shown or console()
-  summary = loop.run(job_lib.build(config, folder(name)), shown, stop)
+  summary = loop.run(
+    job_lib.build(config, bucket.WorkDir(folder(name))), shown, stop
+  )
   return Run(summary, folder(name), shown.file.getvalue())
 
 
@@ -103,11 +117,14 @@ def play(
   name: str, config: ml_collections.ConfigDict, rounds: int = ROUNDS
 ) -> Rounds:
   """Plays the first rounds of a run, without evaluations and checkpoints."""
-  job, progress = job_lib.build(config, folder(name)), progress_lib.Progress()
+  job, progress = (
+    job_lib.build(config, bucket.WorkDir(folder(name))),
+    progress_lib.Progress(),
+  )
   rows = {policy: [] for policy in job.workers}
   with contextlib.closing(job):
     pretrained.start(job.workers, config, console())
-    warm_start.run(job.workers, config, job.cache, console())
+    warm_start.run(job.workers, config, job.shared, console())
     job.node.open()
     for _ in range(rounds):
       for policy, row in loop.play_round(job, progress).items():
@@ -167,4 +184,4 @@ def finished() -> Run:
 @functools.cache
 def finished_job() -> job_lib.Job:
   """The job of `finished`, built again; its policies have no state yet."""
-  return job_lib.build(config(), finished().workdir)
+  return job_lib.build(config(), bucket.WorkDir(finished().workdir))

@@ -70,7 +70,7 @@ def test_records_reach_all_listeners_in_their_own_tokens(
   places = peers.Peers(config, kinds, encoders)
   limits, residuals = transfer.Limits(**config.thl), {}
   with contextlib.closing(
-    places.connect(run='run', folder=os.fspath(tmp_path))
+    places.connect('run', os.fspath(tmp_path), os.fspath(tmp_path / 'received'))
   ) as node:
     for round in range(ROUNDS):
       for name, end in node.endpoints.items():

@@ -3,7 +3,7 @@
   5   analysis: reading and drawing runs          training never imports it
   4   training: loop, job, worker, evaluation, export
   3   algorithms: the table of methods             <- the seam of the halves
-  2   update   mwra/meshes   data/pipeline   workdir
+  2   update   mwra/meshes   data/pipeline   workdir, bucket
       cluster, member: the processes that train together
   1   HOST HALF (no jax)                     DEVICE HALF (no records)
       see thl sharing rewards data           models sampling losses
@@ -50,6 +50,7 @@ LEVELS = {
   'mwra.meshes': 2,
   'data.pipeline': 2,
   'workdir': 2,
+  'bucket': 2.5,
   'update': 2,
   'algorithms': 3,
   'training': 4,

@@ -89,7 +89,9 @@ def test_the_exchange_loses_nothing_of_a_pair(tmp_path, name, pair, changes):
     for policy, kind in zip(made.policies, kinds, strict=True)
   }
   places = peers.Peers(made, frozenset(records.KINDS), tokenizers)
-  node = places.connect('run', os.fspath(tmp_path))
+  node = places.connect(
+    'run', os.fspath(tmp_path), os.fspath(tmp_path / 'received')
+  )
   sender, peer = made.policies
   tokens = made.sample.max_tokens
   lengths = np.full(tokens, 4, np.int32)  # A token of English has 4 bytes.

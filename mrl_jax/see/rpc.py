@@ -15,7 +15,6 @@ import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 import functools
-import os
 import re
 import threading
 from typing import Annotated, NoReturn
@@ -34,7 +33,6 @@ from mrl_jax.see import transport
 from mrl_jax.see import wire
 
 _SERVICE, _METHOD = 'mrl_jax.see.Exchange', 'Publish'
-_RECEIVED = '_received'  # Folder of the spool; no policy has such a name.
 _ANSWER_S = 20.0  # Longest wait for an answer, beside the wait for room.
 _GRACE_S = 1.0  # How long messages in delivery may delay the end.
 _RETRY_S = (0.1, 5.0)  # First and longest pause between attempts.
@@ -102,9 +100,7 @@ class Transport(transport.Transport):
     """
     pem = network.read_pem(network.listen)
     self._inboxes, self._limits, self._run = inboxes, limits, run
-    self._spool = spool_lib.Spool(
-      os.path.join(folder, _RECEIVED), limits.spool_bytes
-    )
+    self._spool = spool_lib.Spool(folder, limits.spool_bytes)
     self._encrypted = pem is not None
     self._refusals = ledger_lib.Ledger()  # Of messages, whoever sent them.
     # A sender delivers one message at a time to each policy, so that messages

@@ -1,11 +1,12 @@
-"""Received messages on disk, from their acknowledgement to a checkpoint."""
+"""Received messages in a folder, from their acknowledgement to a checkpoint."""
 
 import collections
 from collections.abc import Iterator
 import hashlib
-import os
 import re
 import threading
+
+from etils import epath
 
 from mrl_jax import files
 
@@ -27,13 +28,14 @@ class Spool:
 
   def __init__(self, folder: str, most_bytes: int):
     """Opens a folder where each sender's messages may take so many bytes."""
-    self._folder, self._most_bytes = folder, most_bytes
+    self._folder, self._most_bytes = epath.Path(folder), most_bytes
     self._lock = threading.Lock()  # A message may be resent while it is added.
-    os.makedirs(folder, exist_ok=True)
+    self._folder.mkdir(parents=True, exist_ok=True)
     self._charged = {}  # Bytes of each message, by name.
     self._bytes = collections.Counter()  # Of each sender's messages.
-    for name in filter(_NAME.fullmatch, sorted(os.listdir(folder))):
-      self._charge(name, os.path.getsize(os.path.join(folder, name)))
+    for path in self._paths():
+      if _NAME.fullmatch(path.name):
+        self._charge(path.name, path.stat().length)
     self._left = collections.deque(self._charged)
 
   def add(self, sender: str, round: int, data: bytes) -> str:
@@ -46,7 +48,7 @@ class Spool:
       if name not in self._charged:
         if not self.has_room(sender, len(data)):
           raise Full
-        files.write(os.path.join(self._folder, name), data)
+        files.write(str(self._folder / name), data)
         self._charge(name, len(data))
     return name
 
@@ -61,17 +63,20 @@ class Spool:
     """
     while self._left and _round(self._left[0]) <= round:
       name = self._left.popleft()
-      with open(os.path.join(self._folder, name), 'rb') as f:
-        yield name, f.read()
+      yield name, (self._folder / name).read_bytes()
 
   def forget(self, before: int) -> None:
     """Deletes messages of rounds below `before`."""
     with self._lock:
-      for name in os.listdir(self._folder):
-        match = _NAME.fullmatch(name.removesuffix(files.ASIDE))
+      for path in self._paths():
+        match = _NAME.fullmatch(path.name.removesuffix(files.ASIDE))
         if match and int(match[1]) < before:
-          os.remove(os.path.join(self._folder, name))
-          self._bytes[match[2]] -= self._charged.pop(name, 0)
+          path.unlink()
+          self._bytes[match[2]] -= self._charged.pop(path.name, 0)
+
+  def _paths(self):
+    # In a bucket, a folder exists once it holds something.
+    return sorted(self._folder.iterdir()) if self._folder.exists() else []
 
   def _charge(self, name, size):
     self._charged[name] = size + _FILE_BYTES

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 import numpy as np
 import optax
 
+from mrl_jax import bucket
 from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax import files
@@ -50,8 +51,9 @@ def export(
   checks.require(
     bool(out) and not os.path.lexists(out), f'--out={out} exists already'
   )
-  policy, setup = _policy(workdir, name)
-  tokenizer = _tokenizer(policy, workdir, setup.tokenizers[name])
+  home = bucket.WorkDir(workdir, inner=[workdir_lib.TOKENIZERS])
+  policy, setup = _policy(home.folder, name)
+  tokenizer = _tokenizer(policy, home.folder, setup.tokenizers[name])
   model = pretrained.architecture(
     policy, byte_tokenizer.load(tokenizer).vocab_size
   )
@@ -73,7 +75,7 @@ def export(
     source = hugging_face.source_dtype(policy.path) if policy.path else None
     dtype = source or model.param_dtype
   checks.choose(dtype, dict.fromkeys(DTYPES), 'dtype')
-  params, rounds = _trained(workdir, name, model, rounds)
+  params, rounds = _trained(home, name, model, rounds)
   with files.new_folder(out) as folder:
     os.mkdir(folder)
     if adapters:
@@ -113,9 +115,9 @@ def _tokenizer(policy, workdir, stored) -> str:
   return inside if os.path.isdir(inside) else stored
 
 
-def _trained(workdir, name, model, rounds) -> tuple[nnx.State, int]:
+def _trained(home, name, model, rounds) -> tuple[nnx.State, int]:
   spec = state.StateSpec(model=model, mesh=_host(), optimizer=optax.identity())
-  folder = os.path.join(workdir, workdir_lib.CHECKPOINTS)
+  folder = home.path(workdir_lib.CHECKPOINTS)
   return checkpoint.read_params(folder, rounds, name, spec.abstract().params)
 
 

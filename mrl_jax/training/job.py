@@ -16,9 +16,11 @@ import ml_collections
 import msgspec
 
 from mrl_jax import algorithms
+from mrl_jax import bucket
 from mrl_jax import checks
 from mrl_jax import cluster
 from mrl_jax import config as config_lib
+from mrl_jax import files
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.data import pipeline
 from mrl_jax.mwra import meshes
@@ -38,8 +40,8 @@ class Job:
   """A run, ready to start."""
 
   config: ml_collections.ConfigDict
-  workdir: str
-  cache: str  # The folder of what several runs may use.
+  home: bucket.WorkDir
+  shared: str  # The folder of parameters that several runs may use.
   run: str  # The fingerprint of the config, which names the run in records.
   began: float  # When it was built, by `time.monotonic`.
   method: algorithms.Method
@@ -65,7 +67,7 @@ class Job:
     self.verifier.close()
 
 
-def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
+def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
   """Checks the config and builds the run.
 
   Raises InputError if something in config, work dir or data is wrong.
@@ -83,13 +85,22 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     'the start',
     {
       'jax': jax.__version__,
-      'work dir': os.path.abspath(workdir),
+      'work dir': files.absolute(home.given),
       'policies that are trained here': config_lib.trained_here(config),
       **config_lib.without_places(config_lib.flat(config)),
     },
   )
-  cluster.decided('the work dir', lambda: workdir_lib.prepare(workdir, config))
-  cache = workdir_lib.cache_dir(config, workdir)
+
+  def prepare():
+    workdir_lib.prepare(home.folder, config)
+    home.own()
+
+  cluster.decided('the work dir', prepare)
+  shared = workdir_lib.cache_dir(config, home.given)
+  # Datasets and tokenizers are on disk in any case.
+  cache = shared
+  if files.in_bucket(shared):
+    cache = os.path.join(home.folder, workdir_lib.CACHE)
   loaded = cluster.leader_first('data', lambda: inputs.load(config, cache))
   faulty = cluster.decided(
     'answers',
@@ -115,7 +126,7 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
   cluster.decided(
     'the work dir',
     lambda: workdir_lib.claim(
-      workdir,
+      home.folder,
       config,
       inputs=digest,
       tokenizers={name: p.folder for name, p in loaded.policies.items()},
@@ -123,12 +134,16 @@ def build(config: ml_collections.ConfigDict, workdir: str) -> Job:
     ),
   )
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
-  node = places.connect(run, os.path.join(workdir, workdir_lib.JOURNALS))
+  node = places.connect(
+    run,
+    os.path.join(home.folder, workdir_lib.JOURNALS),
+    home.path(workdir_lib.RECEIVED),
+  )
   workers = _workers(config, method, loaded.policies, plan, verifier)
   return Job(
     config=config,
-    workdir=workdir,
-    cache=cache,
+    home=home,
+    shared=shared,
     run=run,
     began=began,
     method=method,

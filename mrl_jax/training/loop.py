@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import math
-import os
 import time
 import zlib
 
@@ -59,10 +58,10 @@ def run(
   """
   plan = job_lib.describe(job)
   if cluster.leads():
-    workdir.write(job.workdir, workdir.PLAN, plan)
-  display.show_start(console, job.workdir, plan)
+    workdir.write(job.home.folder, workdir.PLAN, plan)
+  display.show_start(console, job.home.given, plan)
   checkpoints = checkpoint.Checkpoints(
-    os.path.join(job.workdir, workdir.CHECKPOINTS), job.config.checkpoint.keep
+    job.home.path(workdir.CHECKPOINTS), job.config.checkpoint.keep
   )
   ahead = {
     name: programs.ahead(worker, job.method, len(job.inputs.heldout))
@@ -79,7 +78,7 @@ def run(
     with contextlib.closing(_writer(job, done)) as writer:
       if progress is None:
         pretrained.start(job.workers, job.config, console)
-        warm_start.run(job.workers, job.config, job.cache, console)
+        warm_start.run(job.workers, job.config, job.shared, console)
         compiled()
         accuracy = evaluate(job, 0, writer)
         progress = progress_lib.Progress(accuracy={0: accuracy})
@@ -97,7 +96,7 @@ def run(
 def _writer(job, done) -> metrics.Writer | metrics.Silent:
   if not cluster.leads():
     return metrics.Silent()
-  return metrics.Writer(job.workdir, done, config_lib.flat(job.config))
+  return metrics.Writer(job.home.folder, done, config_lib.flat(job.config))
 
 
 def train(
@@ -171,6 +170,8 @@ def train(
           taken = progress_lib.snapshot(job, progress)
           progress_lib.save(job, taken, checkpoints)
         saved = time.monotonic()
+      else:
+        job.home.push()
       if is_last:
         checkpoints.wait()
         writer.close()
@@ -387,10 +388,10 @@ def finish(
   """Writes `summary.json` and shows the results."""
   made = summary.build(job, progress)
   if cluster.leads():
-    workdir.write(job.workdir, workdir.SUMMARY, made)
+    workdir.write(job.home.folder, workdir.SUMMARY, made)
     for endpoint in job.endpoints.values():
       endpoint.finish()
-    display.show_end(console, made, job.workdir)
+    display.show_end(console, made, job.home.given)
   return made
 
 

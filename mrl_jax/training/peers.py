@@ -67,15 +67,15 @@ class Peers:
     journaled = {'published': self._kinds, 'all': records.KINDS, 'none': ()}
     return frozenset(journaled[self._config.see.journal])
 
-  def connect(self, run: str, folder: str) -> exchange.Node:
+  def connect(self, run: str, folder: str, received: str) -> exchange.Node:
     """Builds the endpoints of this process's policies, and their transports.
 
     Policies of this process exchange records in memory. Those of other processes
     are reached over gRPC, which is imported only if there are any. Journals
     replace policies that nobody trains.
 
-    `run` is the fingerprint that all processes of the run have; journals and
-    received messages are written to `folder`. Raises InputError if the address
+    `run` is the fingerprint that all processes of the run have; journals are
+    written to `folder`, and received messages to `received`. Raises InputError if the address
     to listen on cannot be used.
 
     In a cluster the leader alone exchanges: other processes have endpoints that
@@ -132,7 +132,7 @@ class Peers:
       from mrl_jax.see import rpc
 
       transports.append(
-        rpc.Transport(inboxes, self.network, listens_to, limits, run, folder)
+        rpc.Transport(inboxes, self.network, listens_to, limits, run, received)
       )
     method = algorithms.build(self._config.method)
     addressed = functools.partial(method.addressed, listens_to)

@@ -79,7 +79,12 @@ def snapshot(job: job_lib.Job, progress: Progress) -> Snapshot:
 def save(
   job: job_lib.Job, taken: Snapshot, checkpoints: checkpoint.Checkpoints
 ) -> None:
-  """Starts to write a checkpoint."""
+  """Starts to write a checkpoint.
+
+  Files are uploaded first: a run that resumes keeps what they say of the rounds
+  up to its checkpoint.
+  """
+  job.home.push(wait=True)
   before = checkpoints.save(taken.rounds, taken.states, taken.host)
   if before is not None:
     job.node.saved(before)

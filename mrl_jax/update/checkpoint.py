@@ -8,6 +8,7 @@ import os
 import re
 
 from absl import logging
+from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
@@ -35,16 +36,16 @@ class Checkpoints:
   """
 
   def __init__(self, folder: str, keep: int):
-    self._folder, self._saving = os.path.abspath(folder), None
+    self._folder, self._saving = files.absolute(folder), None
+    # A bucket checks objects itself, and has none to rename.
+    digests = None if files.in_bucket(folder) else self._write_digests
     self._manager = ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         step_prefix=_PREFIX,
         cleanup_tmp_directories=True,
-        async_options=ocp.AsyncOptions(
-          post_finalization_callback=self._write_digests
-        ),
+        async_options=ocp.AsyncOptions(post_finalization_callback=digests),
       ),
     )
 
@@ -151,7 +152,8 @@ class Checkpoints:
 
 def newest(folder: str) -> int | None:
   """The rounds of the newest complete checkpoint in a folder, if any."""
-  names = os.listdir(folder) if os.path.isdir(folder) else ()
+  place = epath.Path(folder)
+  names = [path.name for path in place.iterdir()] if place.is_dir() else ()
   matches = map(_FOLDER.fullmatch, names)
   return max((int(match[1]) for match in matches if match), default=None)
 
@@ -198,7 +200,7 @@ def read_params(folder: str, rounds: int | None, name: str, like):
   options = ocp.CheckpointManagerOptions(
     read_only=True, create=False, save_interval_steps=0, step_prefix=_PREFIX
   )
-  with ocp.CheckpointManager(os.path.abspath(folder), options=options) as saved:
+  with ocp.CheckpointManager(files.absolute(folder), options=options) as saved:
     known = sorted(saved.all_steps())
     checks.require(bool(known), f'{folder} has no checkpoint yet')
     rounds = known[-1] if rounds is None else rounds
@@ -238,8 +240,13 @@ def save_params(path: str, params) -> None:
 
 def restore_params(path: str, like):
   """Reads parameters, sharded as `like`; None if the folder does not exist."""
-  path = os.path.abspath(path)
-  if not cluster.decided('what is in the cache', lambda: os.path.isdir(path)):
+  path = files.absolute(path)
+  if not cluster.decided('what is in the cache', lambda: _is_complete(path)):
     return None
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(path, jax.tree.map(_abstract, like))
+
+
+def _is_complete(path) -> bool:
+  place = epath.Path(path)
+  return place.exists() and ocp.utils.is_checkpoint_finalized(place)

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from mrl_jax import algorithms
+from mrl_jax import bucket
 from mrl_jax import checks
 from mrl_jax import cluster
 from mrl_jax import workdir as workdir_lib
@@ -36,7 +37,9 @@ def _no_device_work(monkeypatch):
 
 
 def build(workdir, **changes):
-  return job_lib.build(runs.config(**changes), os.fspath(workdir))
+  return job_lib.build(
+    runs.config(**changes), bucket.WorkDir(os.fspath(workdir))
+  )
 
 
 def jsonl(path, *rows):

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mrl_jax import bucket
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.rewards import verify
 from mrl_jax.training import dynamic_sampling
@@ -196,14 +197,15 @@ def test_the_learning_rate_decays_over_all_updates(monkeypatch):
     return build(config, steps)
 
   monkeypatch.setattr(optimizer, 'build', build_and_note)
-  job_lib.build(runs.config(), runs.folder('rate'))
+  job_lib.build(runs.config(), bucket.WorkDir(runs.folder('rate')))
   # The planner asks for one step, the workers for rounds times mini-batches.
   assert calls == [1, 1, 2 * 2, 2 * 2]
 
 
 def test_the_seed_decides_prompts_and_samples(finished):
   job, other = (
-    job_lib.build(runs.config(seed=s), runs.folder(f'seed-{s}')) for s in (0, 1)
+    job_lib.build(runs.config(seed=s), bucket.WorkDir(runs.folder(f'seed-{s}')))
+    for s in (0, 1)
   )
   assert next(job.batches) != next(other.batches)
   for name, worker in job.workers.items():
@@ -278,7 +280,7 @@ def test_what_was_left_behind_is_done_again_bit_for_bit(finished, n, rounds):
   name = f'left-{n}'
   # With time alone to ask for checkpoints, there is one after each round.
   config = runs.config(**{'checkpoint.every': 999, 'checkpoint.minutes': 1e-9})
-  job = job_lib.build(config, runs.folder(name))
+  job = job_lib.build(config, bucket.WorkDir(runs.folder(name)))
   with pytest.raises(KeyboardInterrupt):
     loop.run(job, runs.console(), LeftBehind(n))
   saved = os.path.join(runs.folder(name), 'checkpoints')
@@ -294,25 +296,16 @@ def test_what_was_left_behind_is_done_again_bit_for_bit(finished, n, rounds):
   assert_same_checkpoints(resumed.workdir, finished.workdir)
 
 
-class Asked(stopping.Stop):
-  """Somebody has asked the run to stop, before its first round."""
-
-  def __init__(self):
-    super().__init__()
-    self.asked = True
-
-  def leave(self):
-    raise SystemExit(stopping.EXIT)
-
-
 @pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_its_round(finished):
   config = runs.config(**{'checkpoint.every': 999})
-  job = job_lib.build(config, runs.folder('asked'))
+  job = job_lib.build(config, bucket.WorkDir(runs.folder('asked')))
   with pytest.raises(SystemExit, match='75'):
-    loop.run(job, runs.console(), Asked())
+    loop.run(job, runs.console(), runs.Asked())
   assert checkpoint.newest(f'{runs.folder("asked")}/checkpoints') == 1
-  resumed = runs.run('asked', config, stop=Asked())  # Nothing is left to do.
+  resumed = runs.run(
+    'asked', config, stop=runs.Asked()
+  )  # Nothing is left to do.
   assert untimed(resumed.summary) == untimed(finished.summary)
   assert_same_checkpoints(resumed.workdir, finished.workdir)
 
@@ -405,7 +398,7 @@ def test_a_policy_without_peers_learns_by_grpo_whatever_the_method(
     for method in ('grpo', 'prp')
   )
   assert any(row.grad_norm for row in grpo.rows['llama'])
-  assert not os.path.exists(os.path.join(grpo.job.workdir, 'see'))
+  assert not os.path.exists(os.path.join(grpo.job.home.folder, 'see'))
   monkeypatch.undo()
   teacher = runs.play(
     'teacher', runs.config('xgrpo', **{'policies.llama.listens_to': ()})
@@ -515,7 +508,7 @@ def test_whatever_a_method_keeps_is_resumed_too(half_are_right, monkeypatch):
   resumed = runs.run('everything-cut', config)
   assert untimed(resumed.summary) == untimed(whole.summary)
   assert runs.rows(resumed.workdir) == rows
-  job = job_lib.build(config, whole.workdir)
+  job = job_lib.build(config, bucket.WorkDir(whole.workdir))
   assert_same_checkpoints(resumed.workdir, whole.workdir, job)
 
 

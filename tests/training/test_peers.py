@@ -32,7 +32,9 @@ def connect(stack, tmp_path):
   def connect(kinds=KINDS, **changes):
     config = examples.run_config(**changes)
     places = peers.Peers(config, kinds, TOKENIZERS)
-    node = places.connect(run='mine', folder=os.fspath(tmp_path / 'mine'))
+    node = places.connect(
+      'mine', os.fspath(tmp_path / 'mine'), os.fspath(tmp_path / 'received')
+    )
     stack.callback(node.close)
     return node
 

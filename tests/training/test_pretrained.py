@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
+from mrl_jax import bucket
 from mrl_jax import checks
 from mrl_jax.training import export
 from mrl_jax.training import job as job_lib
@@ -96,7 +97,7 @@ def test_a_whole_policy_is_exported_and_can_be_trained_further(
   with open(os.path.join(folder, 'config.json')) as f:
     assert json.load(f)['dtype'] == 'float32'
   again = config(models[0], **{'policies.gemma.path': folder})
-  job = job_lib.build(again, os.fspath(tmp_path / 'again'))
+  job = job_lib.build(again, bucket.WorkDir(os.fspath(tmp_path / 'again')))
   assert job.workers['gemma'].spec.model == models[1]['gemma'][0]
 
 
@@ -195,7 +196,7 @@ def test_adapters_are_of_the_weights_that_they_were_trained_on(
   try:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(checks.InputError, match='other prompts, tokenizers or'):
-      job_lib.build(config(models[0]), finished.workdir)
+      job_lib.build(config(models[0]), bucket.WorkDir(finished.workdir))
     with pytest.raises(checks.InputError, match='not those that the adapters'):
       export.export(finished.workdir, 'llama', os.fspath(tmp_path / 'out'))
   finally:
@@ -208,7 +209,9 @@ def test_weights_are_checked_before_anything_is_written(models, tmp_path):
     f.truncate(1000)
   changes = {'policies.gemma.path': os.fspath(damaged)}
   with pytest.raises(checks.InputError, match='1 damaged'):
-    job_lib.build(config(models[0], **changes), os.fspath(tmp_path / 'run'))
+    job_lib.build(
+      config(models[0], **changes), bucket.WorkDir(os.fspath(tmp_path / 'run'))
+    )
   assert not os.path.exists(tmp_path / 'run' / 'config.json')
 
 
@@ -217,4 +220,6 @@ def test_a_tokenizer_needs_an_embedding_for_every_token(models, tmp_path):
     'policies.llama.tokenizer.path': os.fspath(models[0] / 'gemma'),
   }
   with pytest.raises(checks.InputError, match=r'has \d+ tokens, the model'):
-    job_lib.build(config(models[0], **changes), os.fspath(tmp_path / 'run'))
+    job_lib.build(
+      config(models[0], **changes), bucket.WorkDir(os.fspath(tmp_path / 'run'))
+    )

@@ -16,12 +16,13 @@ from mrl_jax.see import ledger
 _LETTERS = 2_000  # Shown of a completion.
 
 
-def write(folder: str) -> str:
+def write(folder: str, path: str = '') -> str:
   """Writes the report of a run, finished or not; returns its path.
 
-  Raises InputError if `folder` is not the work dir of a run.
+  By default, it is in the folder. Raises InputError if `folder` is not the work
+  dir of a run.
   """
-  path = os.path.join(folder, workdir.REPORT)
+  path = path or os.path.join(folder, workdir.REPORT)
   files.write(path, render(run_lib.read(folder)))
   return path
 

@@ -1,0 +1,133 @@
+"""Work dirs in a bucket of Google Cloud Storage.
+
+A bucket has whole objects: nothing in it is appended to, renamed or locked. So a
+run writes its small files to a copy of the work dir on disk, which is uploaded as
+it changes. Checkpoints and received messages go straight to the bucket.
+"""
+
+from collections.abc import Sequence
+from concurrent import futures
+import contextlib
+import os
+import socket
+import tempfile
+import uuid
+
+from etils import epath
+import fsspec
+
+from mrl_jax import checks
+from mrl_jax import files
+from mrl_jax import workdir
+
+_OWNER = 'owner'  # The object that names the process that writes.
+_NOT_COPIED = (_OWNER, workdir.LOCK, workdir.RECEIVED)
+
+
+class WorkDir:
+  """A work dir, on disk or in a bucket.
+
+  Attributes:
+    given: the path as the user has it.
+    folder: where it is on disk. For a bucket, it is a copy in a temporary folder.
+  """
+
+  def __init__(self, given: str, inner: Sequence[str] = ()):
+    """Fetches the files of a work dir in a bucket, and its folders `inner`.
+
+    Raises InputError if the bucket cannot be read.
+    """
+    checks.require(
+      files.in_bucket(given) or '://' not in given,
+      f'{given} is neither a folder nor in a bucket, gs://BUCKET/FOLDER',
+    )
+    self.given = self.folder = given
+    self._last, self._stamps, self._owner = None, {}, None
+    if not files.in_bucket(given):
+      return
+    # Other hosts write too: what is there is asked for each time.
+    fsspec.config.conf.setdefault('gcs', {})['use_listings_cache'] = False
+    self._home = epath.Path(given)
+    self._copy = tempfile.TemporaryDirectory(
+      prefix='mrl_jax-', ignore_cleanup_errors=True
+    )
+    self.folder = os.path.join(self._copy.name, *self._home.parts[2:])
+    os.makedirs(self.folder)
+    self._thread = futures.ThreadPoolExecutor(1, 'upload')
+    try:
+      self._fetch()
+      for name in inner:
+        self._fetch(name, is_deep=True)
+    except (ImportError, OSError) as error:
+      raise checks.InputError(
+        f"{given} cannot be read: {error}. It needs pip install -e '.[gcs]', and "
+        'credentials such as those of `gcloud auth application-default login`'
+      ) from error
+
+  def path(self, name: str) -> str:
+    """The path of what libraries write, to the bucket if there is one."""
+    return os.path.join(self.given, name)
+
+  def own(self) -> None:
+    """Makes this process the one that writes; an earlier one ends at its `push`.
+
+    On disk, a lock of the system does that.
+    """
+    if files.in_bucket(self.given):
+      self._owner = f'process {os.getpid()} on {socket.gethostname()}'
+      self._owner += f', {uuid.uuid4().hex}'
+      (self._home / _OWNER).write_text(self._owner)
+
+  def push(self, wait: bool = False) -> None:
+    """Begins to upload files that changed, after the upload before is done.
+
+    Does nothing for a process that does not write. Raises InputError if another
+    one has taken over.
+    """
+    if self._owner:
+      if self._last is not None:
+        self._last.result()
+      self._last = self._thread.submit(self._upload)
+      if wait:
+        self._last.result()
+
+  def _fetch(self, within='', is_deep=False):
+    home = self._home / within
+    for source in home.iterdir() if home.exists() else ():
+      name = os.path.join(within, source.name)
+      target = os.path.join(self.folder, name)
+      if name in _NOT_COPIED:
+        continue
+      if source.is_dir():
+        if is_deep:
+          self._fetch(name, is_deep)
+      else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        files.write(target, source.read_bytes())
+        self._stamps[name] = _stamp(target)
+
+  def _upload(self):
+    owner = (self._home / _OWNER).read_text()
+    checks.require(
+      owner == self._owner,
+      f'{self.given} was taken over by {owner.partition(",")[0]}; this run ends',
+    )
+    for folder, _, names in os.walk(self.folder):
+      for name in names:
+        path = os.path.join(folder, name)
+        relative = os.path.relpath(path, self.folder)
+        if relative in _NOT_COPIED or name.endswith(files.ASIDE):
+          continue
+        # A file may be replaced meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+          stamp = _stamp(path)
+          if self._stamps.get(relative) == stamp:
+            continue
+          with open(path, 'rb') as f:
+            (self._home / relative).write_bytes(f.read())
+          self._stamps[relative] = stamp
+
+
+def _stamp(path) -> tuple[int, int]:
+  status = os.stat(path)
+  return status.st_mtime_ns, status.st_size
