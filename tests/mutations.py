@@ -85,8 +85,8 @@ MUTATIONS = (
   Mutation(
     'an error of writing events is not heard of',
     'mrl_jax/training/metrics.py',
-    '      done.result()\n',
-    '',
+    'self._pending.popleft().result()',
+    'self._pending.popleft()',
     ('tests/training/test_metrics.py',),
   ),
   Mutation(

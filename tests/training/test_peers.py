@@ -158,7 +158,7 @@ def test_of_many_peers_one_sends_the_group_of_a_prompt(stack, tmp_path):
   tokenizers = {**TOKENIZERS, 'qwen': TOKENIZERS['gemma']}
   kinds = frozenset({'rollout', 'group_stats'})
   places = peers.Peers(config, kinds, tokenizers)
-  node = places.connect(run='run', folder=os.fspath(tmp_path))
+  node = places.connect('run', os.fspath(tmp_path), os.fspath(tmp_path))
   stack.callback(node.close)
   for name, endpoint in node.endpoints.items():
     groups = [
