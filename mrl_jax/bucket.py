@@ -29,7 +29,8 @@ class WorkDir:
 
   Attributes:
     given: the path as the user has it.
-    folder: where it is on disk. For a bucket, it is a copy in a temporary folder.
+    folder: where it is on disk. For a bucket, it is a copy in a temporary folder,
+      which exists as long as this object.
   """
 
   def __init__(self, given: str, inner: Sequence[str] = ()):

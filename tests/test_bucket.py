@@ -1,3 +1,4 @@
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -22,12 +23,26 @@ HOME = 'gs://bucket/runs'
 @pytest.fixture(scope='module')
 def server():
   """An emulated bucket, which fsspec and tensorstore find by the environment."""
-  from gcp_storage_emulator import server as emulator
+  from gcp_storage_emulator import exceptions
+  from gcp_storage_emulator.handlers import objects
+
+  download = objects.download
+
+  def with_generation(request, response, storage, *arguments, **options):
+    """The emulator leaves out a header that tensorstore asks for."""
+    place = request.params['bucket_name'], request.params['object_id']
+    with contextlib.suppress(exceptions.NotFound):
+      found = storage.get_file_obj(*place)
+      response['x-goog-generation'] = found['generation']
+    download(request, response, storage, *arguments, **options)
 
   with socket.create_server(('localhost', 0)) as free:
     port = free.getsockname()[1]
   address = f'http://localhost:{port}'
   with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(objects, 'download', with_generation)
+    from gcp_storage_emulator import server as emulator
+
     patch.setenv('STORAGE_EMULATOR_HOST', address)
     patch.setenv('TENSORSTORE_GCS_HTTP_URL', address)
     patch.setenv('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'none')
@@ -127,7 +142,8 @@ def test_a_run_resumes_from_a_bucket_on_another_host(server, tmp_path):
   home = bucket.WorkDir(given)
   summary = loop.run(job_lib.build(config, home), runs.console())
   home.push(wait=True)
-  copy = bucket.WorkDir(given, inner=['see']).folder
+  fetched = bucket.WorkDir(given, inner=['see'])
+  copy = fetched.folder
   assert runs.rows(copy) == runs.rows(on_disk.workdir)
   assert run_lib.read(copy).summary.policies == on_disk.summary.policies
   assert summary.exchange == on_disk.summary.exchange
