@@ -26,13 +26,13 @@ LOG_RATIO_EDGES = np.linspace(-1.95, 1.95, 40)
 # Keys that say where files and hosts are, and when a run is saved: a resumed run
 # may change them.
 _PLACES = re.compile(
-  r'cache_dir|reward\.processes|(checkpoint|cluster)\.\w+|'
+  r'cache_dir|reward\.processes|(checkpoint|cluster|profile)\.\w+|'
   r'see\.(listen|tls\.\w+)|'
   r'policies\.\w+\.address'
 )
 # Keys in which the processes of one run may differ.
 _OF_PROCESS = re.compile(
-  r'cache_dir|reward\.processes|(see|mwra|checkpoint|cluster)\..*|'
+  r'cache_dir|reward\.processes|(see|mwra|checkpoint|cluster|profile)\..*|'
   r'policies\.\w+\.(address|journal)'
 )
 # A mean of squared gradients in bfloat16 has 8 bits: with a slower decay it

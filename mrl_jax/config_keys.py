@@ -279,6 +279,9 @@ KEYS = {
   'cluster.lost_s': Key(
     30.0, 'Seconds of silence after which a process is lost.', 1
   ),
+  # Traces for TensorBoard's profiler, of the devices of the first process.
+  'profile.rounds': Key(0, 'Rounds to profile; 0 is none.', 0),
+  'profile.first': Key(2, 'The first of them, counted from 0.', 0),
   'checkpoint.every': Key(50, 'Rounds between checkpoints.', 1),
   'checkpoint.minutes': Key(0.0, 'Minutes between them; 0 is no such rule.', 0),
   # A machine that is taken away gives some 30 s after SIGTERM.

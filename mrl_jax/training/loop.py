@@ -32,6 +32,7 @@ from mrl_jax.training import packing
 from mrl_jax.training import parallel
 from mrl_jax.training import planning
 from mrl_jax.training import pretrained
+from mrl_jax.training import profiling
 from mrl_jax.training import programs
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import recorder
@@ -135,7 +136,7 @@ def train(
     job.watch.lap()  # The first round does not count what came before it.
     while progress.rounds < total or progress.unwritten:
       if not progress.unwritten:
-        with leaving_behind('round'):
+        with leaving_behind('round'), profiling.of_round(job, progress):
           results = play_round(job, progress)
         progress.unwritten = results
       if due(config.eval.every):

@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 
+import jax
+
 
 class Stopwatch:
   """Seconds of the host by phase, at work or waiting for a device.
@@ -28,12 +30,16 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def __call__(self, phase: str) -> Iterator[None]:
-    """Adds the seconds inside, less those of the clocks, to a phase."""
+    """Adds the seconds inside, less those of the clocks, to a phase.
+
+    In a trace of the profiler, they have the name of the phase.
+    """
     with self._lock:
       self._settle()
       self._active.append(phase)
     try:
-      yield
+      with jax.profiler.TraceAnnotation(phase):
+        yield
     finally:
       with self._lock:
         self._settle()

@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from launch import tpu_pod
+from mrl_jax import bucket
 from mrl_jax import workdir as workdir_lib
 from mrl_jax.analysis.report import page
 from mrl_jax.training import job as job_lib
@@ -129,9 +130,9 @@ def test_a_stray_argument_is_refused_before_jax_is_imported(
 def test_a_run_that_stops_early_has_a_report(
   launch, tmp_path, monkeypatch, capsys, error, ends_with, message
 ):
-  def build(config, workdir):
-    workdir_lib.prepare(workdir, config)
-    workdir_lib.claim(workdir, config, inputs='', tokenizers={}, weights={})
+  def build(config, home):
+    workdir_lib.prepare(home.folder, config)
+    workdir_lib.claim(home.folder, config, inputs='', tokenizers={}, weights={})
 
   def stop(*_):
     raise error
@@ -164,7 +165,7 @@ def test_a_failing_report_does_not_replace_the_error_of_the_run(
 
 def test_the_report_of_a_finished_run():
   workdir, shown = runs.finished().workdir, runs.console()
-  tpu_pod.write_report(workdir, shown)
+  tpu_pod.write_report(bucket.WorkDir(workdir), shown)
   assert shown.file.getvalue() == f'Report: {workdir}/report.html\n'
   report = pathlib.Path(workdir, 'report.html').read_text()
   assert 'finished, 2 rounds' in report

@@ -454,7 +454,9 @@ def test_a_policy_warns_if_all_records_are_about_other_prompts(caplog, prompts):
   job = types.SimpleNamespace(
     config=examples.run_config(),
     endpoints={'a': endpoint},
-    method=types.SimpleNamespace(kinds={'group_stats'}),
+    method=types.SimpleNamespace(
+      kinds={'group_stats'}, choose=lambda context, offered: offered
+    ),
   )
   worker = types.SimpleNamespace(
     name='a',

@@ -55,6 +55,7 @@ def job(seed, cursor, received):
       )
     },
     node=types.SimpleNamespace(saved=[].append),
+    home=types.SimpleNamespace(push=lambda wait: None),
   )
 
 
