@@ -1,12 +1,15 @@
-"""Compiles programs in threads before they are needed."""
+"""Compiles programs in threads before they are needed, and keeps them if it can."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import itertools
 import os
 
+from absl import logging
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh
 
 from mrl_jax.training import programs as programs_lib
 
@@ -38,3 +41,22 @@ def ahead(
 def _compile(program):
   with jax.set_mesh(program.mesh):
     program.function.lower(*program.arguments).compile()
+
+
+def keep_if_sound(meshes: Collection[Mesh]) -> None:
+  """Does without jax's persistent cache of programs where it has crashed.
+
+  A program for TPU that is read from it has halted chips, unless its mesh had the
+  first one of the slice: https://github.com/jax-ml/jax/issues/38004. Policies on
+  slices of their own have it.
+  """
+  first = jax.devices()[0]
+  if first.platform == 'tpu' and any(
+    first not in m.devices.flat for m in meshes
+  ):
+    logging.warning(
+      'compiled programs are not kept: on TPU, those of a policy without the '
+      'first chip of the slice could not be read back'
+    )
+    jax.config.update('jax_enable_compilation_cache', False)
+    compilation_cache.reset_cache()

@@ -27,6 +27,7 @@ from mrl_jax.mwra import meshes
 from mrl_jax.mwra import planner
 from mrl_jax.rewards import judge
 from mrl_jax.see import exchange
+from mrl_jax.training import compiling
 from mrl_jax.training import inputs
 from mrl_jax.training import peers
 from mrl_jax.training import planning
@@ -140,6 +141,7 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
     home.path(workdir_lib.RECEIVED),
   )
   workers = _workers(config, method, loaded.policies, plan, verifier)
+  compiling.keep_if_sound([worker.spec.mesh for worker in workers.values()])
   return Job(
     config=config,
     home=home,

@@ -1,8 +1,10 @@
 import dataclasses
 import itertools
 import logging
+import types
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import numpy as np
 import pytest
 
@@ -135,3 +137,33 @@ def test_an_error_of_compiling_is_raised_and_the_rest_left():
     compiling.ahead({'a': [program] * 3, 'b': []}) as wait,
   ):
     wait()
+
+
+@pytest.mark.parametrize(
+  ('platform', 'chips', 'kept'),
+  [('tpu', (0, 1), True), ('tpu', (2, 3), False), ('cpu', (2, 3), True)],
+)
+def test_programs_are_kept_where_they_can_be_read_back(
+  platform, chips, kept, monkeypatch, tmp_path
+):
+  def compile_something(x):
+    return jax.jit(lambda x: x * chips[0] - len(platform))(x)
+
+  slice = [types.SimpleNamespace(platform=platform, id=i) for i in range(4)]
+  mesh = types.SimpleNamespace(devices=np.array([slice[i] for i in chips]))
+  x, options = jax.numpy.ones(3), jax.config
+  before = options.jax_compilation_cache_dir
+  options.update('jax_compilation_cache_dir', str(tmp_path))
+  options.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  compilation_cache.reset_cache()
+  try:
+    with monkeypatch.context() as patch:
+      patch.setattr(jax, 'devices', lambda: slice)
+      compiling.keep_if_sound([mesh])
+    compile_something(x)
+    assert bool([*tmp_path.iterdir()]) == kept
+  finally:
+    options.update('jax_enable_compilation_cache', True)
+    options.update('jax_compilation_cache_dir', before)
+    options.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+    compilation_cache.reset_cache()
