@@ -213,6 +213,7 @@ def test_the_seed_decides_prompts_and_samples(finished):
     assert worker._init_key != other.workers[name]._init_key
 
 
+@pytest.mark.slow
 def test_a_run_that_an_infinite_gradient_stopped_resumes_as_if_it_had_not_been(
   finished, monkeypatch
 ):
