@@ -224,7 +224,7 @@ def _install(cloud, policy) -> str:
     'tar -xzf inputs/code.tar.gz',
     'curl -LsSf https://astral.sh/uv/install.sh | sh',
     '~/.local/bin/uv venv --allow-existing --python=3.12',
-    "~/.local/bin/uv pip install -e '.[tpu,math]'",
+    "~/.local/bin/uv pip install -e '.[tpu,math,gcs]'",
   )
   return _ssh(cloud, policy, ' && '.join(commands))
 
