@@ -1,12 +1,18 @@
 #!/bin/bash
 # Runs a command again after every failure, unless it fails 5 times within 10
-# minutes each. A run that was asked to stop, exit status 75, stays stopped.
+# minutes each. That a run ended because another host was lost is a failure too:
+# to stop a run, stop this with it, as `pkill -f` does by a word of the command.
+exec 9>> keep_running.lock # The command inherits it, and may end after this.
+if ! flock --wait 60 9; then
+  echo 'Not started: a run goes on in this folder. Stop it first.' >&2
+  exit 1
+fi
 failures=0
 while true; do
   SECONDS=0
   "$@"
   status=$?
-  if [ $status = 0 ] || [ $status = 75 ]; then exit $status; fi
+  if [ $status = 0 ]; then exit 0; fi
   if [ $SECONDS -ge 600 ]; then failures=0; fi
   failures=$((failures + 1))
   if [ $failures = 5 ]; then exit $status; fi

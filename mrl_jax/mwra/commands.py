@@ -28,6 +28,7 @@ _FILES = re.compile(
 )
 _SCOPE = 'https://www.googleapis.com/auth/cloud-platform'
 _HOME = 'mrl_jax'  # Folder of the code in the home directory of a worker.
+_NO_INPUT = ' < /dev/null'  # Or ssh takes the lines that are pasted after it.
 
 
 class Step(NamedTuple):
@@ -128,7 +129,7 @@ def _quoted(word) -> str:
 
 def _ssh(cloud, policy, command, worker='all') -> str:
   flags = f'--worker={worker}', f'--command={command}'
-  return _tpu(cloud, policy, 'ssh', 'NAME', *flags)
+  return _tpu(cloud, policy, 'ssh', 'NAME', *flags) + _NO_INPUT
 
 
 def _project(cloud) -> list[str]:
@@ -233,7 +234,8 @@ def _copy_keys(cloud, policy) -> str:
   names = '_ca.pem', f'{policy}.pem', f'{policy}.key'
   files = [f'{_keys(cloud)}/{name}' for name in names]
   target = f'{cloud.name(policy)}:{_HOME}/tls/'
-  return _tpu(cloud, policy, 'scp', *files, target, '--worker=0')
+  line = _tpu(cloud, policy, 'scp', *files, target, '--worker=0')
+  return line + _NO_INPUT
 
 
 def _names(cloud, policies) -> list[str]:
@@ -258,7 +260,7 @@ def _names(cloud, policies) -> list[str]:
     # Between double quotes, this shell puts addresses for variables.
     lines.append(
       f'{_tpu(cloud, policy, "ssh", "NAME", "--worker=0")} '
-      f'--command="{" && ".join(commands)}"'
+      f'--command="{" && ".join(commands)}"{_NO_INPUT}'
     )
   return lines
 
@@ -283,8 +285,9 @@ def _start(cloud, policy, config_file, given, files, policies) -> str:
     *(f'--config.{key}={value}' for key, value in keys.items()),
     f'--workdir={cloud.bucket}/{cloud.run}/{policy}',
   ]
+  # With the braces, no shell of its own waits for it: ssh would wait for that.
   background = f'nohup {shlex.join(train)} >> run.log 2>&1 < /dev/null &'
-  return _ssh(cloud, policy, f'cd {_HOME} && {background}')
+  return _ssh(cloud, policy, f'cd {_HOME} && {{ {background} }}')
 
 
 def _log(cloud, policy) -> str:

@@ -15,6 +15,7 @@ from mrl_jax import config as config_lib
 from mrl_jax.mwra import cloud as cloud_lib
 from mrl_jax.mwra import commands
 from mrl_jax.see import security
+from tests import exchanges
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILE = 'configs/four.py'
@@ -153,8 +154,7 @@ def test_a_policy_without_a_slice_or_too_large_for_it_is_refused(
   ('statuses', 'runs', 'status'),
   [
     ([0], 1, 0),
-    ([75], 1, 75),  # It was asked to stop.
-    ([1, 137, 0], 3, 0),
+    ([75, 1, 137, 0], 4, 0),  # 75: another host was lost.
     ([1] * 9, 5, 1),
   ],
 )
@@ -167,9 +167,73 @@ def test_a_run_that_fails_is_started_again(tmp_path, statuses, runs, status):
   shell = 'sleep() { :; }; export -f sleep; "$@"'
   done = subprocess.run(
     ['bash', '-c', shell, '-', 'bash', script, 'bash', '-c', once],
+    cwd=tmp_path,
     capture_output=True,
     text=True,
     check=False,
   )
   assert done.returncode == status, done.stderr
   assert len(left.read_text().split()) == len(statuses) - runs
+
+
+def test_a_run_is_started_once_and_stopped(tmp_path, parsed):
+  """By the commands that workers get; a script stands in for Python."""
+  home = tmp_path / 'mrl_jax'
+  (home / 'launch').mkdir(parents=True)
+  script = (ROOT / 'launch' / 'keep_running.sh').read_text(encoding='utf-8')
+  (home / 'launch' / 'keep_running.sh').write_text(
+    script.replace('--wait 60', '--wait 1'), encoding='utf-8'
+  )
+  python = home / '.venv' / 'bin' / 'python'
+  python.parent.mkdir(parents=True)
+  python.write_text(
+    '#!/bin/bash\n'
+    "trap 'echo stopped; exit 75' TERM; echo began\n"
+    'for _ in {1..200}; do sleep .1; done\n'
+  )
+  python.chmod(0o755)
+  config = parsed([f'--config={FILE}'])
+  names = list(config.policies)
+  place = cloud_lib.Cloud(
+    project='mine',
+    folder='gs://bucket/run',
+    slices=cloud_lib.parse_slices([f'{n}=v6e:2x2@us-east5-b' for n in names]),
+  )
+  found = {
+    step.title.split()[0].strip('.,'): step.lines[0]
+    for step in commands.steps(config, FILE, {}, place)
+  }
+
+  def run(title):
+    """As ssh does: until nothing holds the output."""
+    (command,) = (
+      word.removeprefix('--command=')
+      for word in shlex.split(found[title])
+      if word.startswith('--command=')
+    )
+    # Not to stop what else runs on this machine.
+    command = command.replace('aunch/tpu_pod.py', f'aunch/{tmp_path.name}.py')
+    subprocess.run(
+      ['bash', '-c', command],
+      cwd=tmp_path,
+      capture_output=True,
+      timeout=10,
+      check=True,
+    )
+
+  def wait_for(text):
+    log = home / 'run.log'
+    exchanges.wait_until(
+      lambda: log.exists() and log.read_text(encoding='utf-8') == text
+    )
+
+  run('Start')
+  wait_for('began\n')
+  run('Start')
+  refused = 'Not started: a run goes on in this folder. Stop it first.\n'
+  wait_for(f'began\n{refused}')
+  run('Stop')
+  wait_for(f'began\n{refused}stopped\n')
+  run('Start')
+  wait_for(f'began\n{refused}stopped\nbegan\n')
+  run('Stop')

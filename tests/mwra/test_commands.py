@@ -53,14 +53,14 @@ def test_the_lines_that_make_and_start_slices_are_those_made_by_hand():
   )
   assert found['Start'][1] == (
     "gcloud compute tpus tpu-vm ssh pair-llama --worker=all --command='cd "
-    'mrl_jax && nohup bash launch/keep_running.sh .venv/bin/python '
+    'mrl_jax && { nohup bash launch/keep_running.sh .venv/bin/python '
     'launch/tpu_pod.py --config=configs/xgrpo.py --config.train.rounds=7 '
     '--config.cluster.coordinator=auto --config.see.listen=0.0.0.0:9400 '
     '--config.see.tls.ca=tls/_ca.pem --config.see.tls.cert=tls/llama.pem '
     '--config.see.tls.key=tls/llama.key '
     '--config.policies.gemma.address=pair-gemma:9400 '
-    "--workdir=gs://bucket/pair/llama >> run.log 2>&1 < /dev/null &' "
-    '--project=mine --zone=us-west4-a'
+    "--workdir=gs://bucket/pair/llama >> run.log 2>&1 < /dev/null & }' "
+    '--project=mine --zone=us-west4-a < /dev/null'
   )
   assert '--spot' not in steps()['Ask'][0]
 
