@@ -139,8 +139,9 @@ def print_commands(config):
   try:
     config_lib.check(config)
     checks.require(
-      not path.startswith('..'),
-      f'--config={path}; workers get what is in {root.name}: put it there',
+      path.partition(os.sep)[0] in commands.CODE,
+      f'--config={path}; workers get {", ".join(commands.CODE)} of {root.name}: '
+      'put it into one of them',
     )
     cloud = cloud_lib.Cloud(
       project=_PROJECT.value or '',

@@ -12,7 +12,7 @@ from mrl_jax import checks
 from mrl_jax.mwra import chips
 
 _SLICE = re.compile(r'(\w+)=(\w+):([\dx]+)@([a-z0-9-]+)', re.ASCII)
-_FOLDER = re.compile(r'(gs://[a-z0-9._-]+)/([a-z][a-z0-9-]*)/?')
+_FOLDER = re.compile(r'(gs://[a-z0-9._-]+)/([a-z](?:[a-z0-9-]*[a-z0-9])?)/?')
 _MAX_NAME = 61  # Characters of a TPU's name.
 # Keys whose values the commands choose.
 _CHOSEN = re.compile(
@@ -116,7 +116,8 @@ def check(
   checks.require(
     _FOLDER.fullmatch(cloud.folder) is not None,
     f'--workdir={cloud.folder}; it must be gs://BUCKET/RUN, with a RUN of '
-    'lowercase letters, digits and hyphens: slices are named after it',
+    'lowercase letters, digits and, within it, hyphens: slices are named after '
+    'it',
   )
   checks.require(bool(cloud.project), '--project is missing')
   chosen = [key for key in given if _CHOSEN.fullmatch(key)]

@@ -21,6 +21,7 @@ from mrl_jax import checks
 from mrl_jax import config as config_lib
 from mrl_jax.mwra import cloud as cloud_lib
 
+CODE = 'configs', 'launch', 'mrl_jax'  # Folders that workers get.
 PORT = 9400  # Where worker 0 of every slice listens.
 # Keys whose values may be files or folders of this machine.
 _FILES = re.compile(
@@ -28,7 +29,10 @@ _FILES = re.compile(
 )
 _SCOPE = 'https://www.googleapis.com/auth/cloud-platform'
 _HOME = 'mrl_jax'  # Folder of the code in the home directory of a worker.
+_SSH_KEY = '~/.ssh/google_compute_engine'  # As gcloud has it.
 _NO_INPUT = ' < /dev/null'  # Or ssh takes the lines that are pasted after it.
+# Hugging Face's cache has links to files.
+_COPY_FOLDER = ['rsync', '--recursive', '--no-ignore-symlinks']
 
 
 class Step(NamedTuple):
@@ -61,8 +65,11 @@ def steps(
     return [line(cloud, policy) for policy in policies]
 
   return [
-    Step('Once for the project: bucket, access and firewall', _project(cloud)),
-    Step('Certificates, at home', _certificates(cloud, policies)),
+    Step('Once: bucket, access, firewall and a key for ssh', _project(cloud)),
+    Step(
+      'Certificates, at home. Made again, they go to all slices again',
+      _certificates(cloud, policies),
+    ),
     Step('Code and files to the bucket', _upload(cloud, files)),
     Step(
       'Ask for the slices. Go on when the list says ACTIVE of all',
@@ -100,8 +107,7 @@ def _files(config) -> dict[str, str]:
     checks.require(
       config.data.source != 'jsonl'
       or name not in ('train', 'heldout')
-      or os.path.exists(path)
-      or path.startswith('gs://'),
+      or os.path.isfile(path),
       f'data.jsonl.{name} = {path!r}; there is no such file to copy to slices',
     )
   return {
@@ -144,9 +150,15 @@ def _project(cloud) -> list[str]:
     f'storage.googleapis.com {project}',
     f'gcloud storage buckets create {cloud.bucket} {project} '
     f'--location={region} --uniform-bucket-level-access',
-    f'gcloud storage buckets add-iam-policy-binding {cloud.bucket} '
-    '--role=roles/storage.objectAdmin --member='
-    f'serviceAccount:{number}-compute@developer.gserviceaccount.com',
+    # orbax asks for the bucket itself too, which no role for objects allows.
+    *(
+      f'gcloud storage buckets add-iam-policy-binding {cloud.bucket} '
+      f'--role=roles/storage.{role} --member='
+      f'serviceAccount:{number}-compute@developer.gserviceaccount.com'
+      for role in ('objectAdmin', 'legacyBucketReader')
+    ),
+    # Without it, the first ssh would ask for a passphrase.
+    f"[ -e {_SSH_KEY} ] || ssh-keygen -q -t rsa -N '' -f {_SSH_KEY}",
   ]
   if len(cloud.slices) > 1:
     lines.append(
@@ -167,7 +179,7 @@ def _certificates(cloud, policies) -> list[str]:
   new = '-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
   ca = f'{_keys(cloud)}/_ca'
   lines = [
-    f'mkdir -p {_keys(cloud)}',
+    f'mkdir -p -m 700 {_keys(cloud)}',
     f'openssl req -x509 {new} -days 365 -subj /CN={cloud.run} '
     f'-keyout {ca}.key -out {ca}.pem',
   ]
@@ -184,11 +196,11 @@ def _certificates(cloud, policies) -> list[str]:
 
 def _upload(cloud, files) -> list[str]:
   lines = [
-    'tar --exclude=__pycache__ -czf - configs launch mrl_jax setup.py | '
+    f'tar --exclude=__pycache__ -czf - {" ".join(CODE)} setup.py | '
     f'gcloud storage cp - {cloud.inputs}/code.tar.gz'
   ]
   for key, path in files.items():
-    how = ['rsync', '--recursive'] if os.path.isdir(path) else ['cp']
+    how = _COPY_FOLDER if os.path.isdir(path) else ['cp']
     target = f'{cloud.inputs}/{key}'
     lines.append(shlex.join(['gcloud', 'storage', *how, path, target]))
   return lines
@@ -253,7 +265,7 @@ def _names(cloud, policies) -> list[str]:
   for policy in policies:
     commands = ["sudo sed -i '/ # see$/d' /etc/hosts"]
     commands += [
-      f"echo '$ip_{peer} {cloud.name(peer)} # see' | sudo tee -a /etc/hosts"
+      f"echo '${{ip_{peer}:?}} {cloud.name(peer)} # see' | sudo tee -a /etc/hosts"
       for peer in policies
       if peer != policy
     ]
@@ -305,16 +317,17 @@ def _stop(cloud, policy) -> str:
 
 
 def _report(cloud, policies) -> list[str]:
-  home = f'runs/{cloud.run}'
-  folders = ' '.join(f'{home}/{policy}' for policy in policies)
+  home, report = f'runs/{cloud.run}', 'python launch/report.py'
+  runs = [f'{cloud.bucket}/{cloud.run}/{policy}' for policy in policies]
   lines = [
     f'mkdir -p {home}',
-    "gcloud storage rsync --recursive --exclude='.*_inputs/.*|.*/(checkpoints|"
-    f"cache)/.*' {cloud.bucket}/{cloud.run} {home}",
-    f'python launch/report.py {folders}',
+    *(
+      f'{report} {run} && mv report.html {home}/{policy}.html'
+      for run, policy in zip(runs, policies, strict=True)
+    ),
   ]
-  if len(policies) > 1:
-    lines[-1] += f' --out={home}/comparison.html'
+  if len(runs) > 1:
+    lines.append(f'{report} {" ".join(runs)} --out={home}/comparison.html')
   return lines
 
 

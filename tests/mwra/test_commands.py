@@ -100,14 +100,16 @@ def test_start_repeats_what_the_user_gave_to_the_letter():
 
 
 def test_files_of_this_machine_go_through_the_bucket(tmp_path):
-  train, model = tmp_path / 'a train.jsonl', tmp_path / 'model'
-  train.write_text('')
+  train, heldout = tmp_path / 'a train.jsonl', tmp_path / 'b'
+  model = tmp_path / 'model'
+  train.touch()
+  heldout.touch()
   model.mkdir()
   config = examples.run_config(
     **{
       'data.source': 'jsonl',
       'data.jsonl.train': os.fspath(train),
-      'data.jsonl.heldout': 'gs://data/test.jsonl',
+      'data.jsonl.heldout': os.fspath(heldout),
       'policies.llama.path': os.fspath(model),
       'policies.gemma.path': 'org/not-a-folder',
     }
@@ -116,13 +118,14 @@ def test_files_of_this_machine_go_through_the_bucket(tmp_path):
   found = steps(config, given)
   inputs = 'gs://bucket/pair/_inputs'
   assert found['Code'][1:] == [
+    f'gcloud storage cp {heldout} {inputs}/data.jsonl.heldout',
     f"gcloud storage cp '{train}' {inputs}/data.jsonl.train",
-    f'gcloud storage rsync --recursive {model} {inputs}/policies.llama.path',
+    'gcloud storage rsync --recursive --no-ignore-symlinks '
+    f'{model} {inputs}/policies.llama.path',
   ]
   start = ' '.join(remote(found['Start'][1]))
   assert '--config.data.jsonl.train=inputs/data.jsonl.train' in start
   assert '--config.policies.llama.path=inputs/policies.llama.path' in start
-  assert 'heldout' not in start  # As the config file has it.
   assert os.fspath(tmp_path) not in start
 
   config.data.jsonl.heldout = os.fspath(tmp_path / 'nowhere')
