@@ -41,6 +41,7 @@ _GROUPS = flags.DEFINE_integer(
 _VERIFIER = flags.DEFINE_enum(
   'verifier', 'math', [*judge_lib.VERIFIERS], 'scale: reward.verifier.'
 )
+_STATUS = pathlib.Path('/proc/self/status')
 _BODIES = 64  # Different texts before the answers, to be ready soon.
 # Equal to the answer whatever k is; only mathematics can tell.
 _GOLD, _ANSWER = 'x({i}+x)', 'x^2 + {k}x + {rest}x'
@@ -155,7 +156,8 @@ def _measure(play, method, judge, sender, receiver) -> dict[str, float]:
   )
   own = _groups(play, 'learner', 0, receiver, _bodies(play, receiver), prompts)
   clock, before = _Clock(), _mib('VmRSS')
-  for n, name in enumerate(names):
+  _STATUS.with_name('clear_refs').write_text('5')  # Forgets an earlier peak.
+  for n, name in enumerate(names, 1):  # 0 is the learner.
     offered = published(_groups(play, name, n, sender, bodies, prompts))
     message = [*map(wire.encode, addressed(offered))]
     del offered
@@ -298,5 +300,5 @@ def _mib(field: str) -> float:
   """Memory of this process: 'VmRSS', or its peak so far, 'VmHWM'."""
   gc.collect()
   # Not that of `resource`, which a process takes over from its parent.
-  status = pathlib.Path('/proc/self/status').read_text(encoding='utf-8')
+  status = _STATUS.read_text(encoding='utf-8')
   return int(status.partition(f'{field}:')[2].split()[0]) / 2**10

@@ -62,6 +62,7 @@ def test_the_lines_that_make_and_start_slices_are_those_made_by_hand():
     "--workdir=gs://bucket/pair/llama >> run.log 2>&1 < /dev/null & }' "
     '--project=mine --zone=us-west4-a < /dev/null'
   )
+  assert "uv pip install -e '.[tpu,math,gcs]'" in found['Install'][0]
   assert '--spot' not in steps()['Ask'][0]
 
 
