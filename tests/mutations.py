@@ -48,6 +48,13 @@ MUTATIONS = (
     ('tests/mwra/test_commands.py',),
   ),
   Mutation(
+    'ssh does not return from the start of a run',
+    'mrl_jax/mwra/commands.py',
+    '{{ {background} }}',
+    '{background}',
+    ('tests/mwra/test_commands.py',),
+  ),
+  Mutation(
     'certificates name nobody',
     'mrl_jax/mwra/commands.py',
     ' -copy_extensions copy',
