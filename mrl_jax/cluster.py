@@ -4,8 +4,8 @@ All of them run the same program on the same data, and each has its part of
 every array. Process 0 leads: it decides what could differ between hosts, such
 as what peers sent, what a verifier found in time, or whether a file exists, and
 it alone writes. The functions here are called in the same order by all
-processes, each by one thread at a time. No wait is without a deadline, and
-errors name the host.
+processes, each by one thread at a time. No wait outlives a host that is late or
+lost, and errors name it.
 
 A process that never called `start` is a cluster of its own: it decides, and
 nothing else here does anything.
@@ -30,6 +30,9 @@ from mrl_jax import member as member_lib
 
 AUTO = 'auto'  # Has jax find the hosts of a Cloud TPU slice by itself.
 LostHostError = member_lib.LostHostError
+# Of those for whom the leader decides: it may wait for peers, or verify for long,
+# and ends them all if it is lost.
+_PATIENCE_S = 30 * 24 * 3600.0
 _Value = TypeVar('_Value')
 
 
@@ -180,7 +183,6 @@ def decided(
   what: str,
   decide: Callable[[], _Value],
   type: object = object,
-  wait_s: float = 0.0,
 ) -> _Value:
   """What `decide()` returns in the leader, which alone calls it.
 
@@ -191,7 +193,7 @@ def decided(
     return decide()
   if not leads():
     is_sound, data = msgspec.msgpack.decode(
-      share(what, None, wait_s), type=tuple[bool, bytes]
+      share(what, None, _PATIENCE_S), type=tuple[bool, bytes]
     )
     if is_sound:
       return msgspec.msgpack.decode(data, type=type)

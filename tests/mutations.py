@@ -1053,7 +1053,7 @@ def caught_by(mutation: Mutation) -> list[str]:
   """The tests that fail on a copy with this edit."""
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder) / 'copy'
-    for name in ('mrl_jax', 'configs', 'tests'):
+    for name in ('mrl_jax', 'configs', 'launch', 'tests'):
       shutil.copytree(ROOT / name, root / name)
     shutil.copy(ROOT / '.pytest.ini', root)
     apply(mutation, root)

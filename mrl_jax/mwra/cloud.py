@@ -140,7 +140,9 @@ def check(
   names = [cloud.name(policy) for policy in config.policies]
   checks.require(
     len({*names}) == len(names)
-    and all(len(n) <= _MAX_NAME and n.isascii() for n in names),
+    and all(
+      len(n) <= _MAX_NAME and n.isascii() and n[-1].isalnum() for n in names
+    ),
     f'the slices would be called {", ".join(names)}; names must differ, in '
-    f'ASCII, and have at most {_MAX_NAME} characters',
+    f'ASCII, end in a letter or digit, and have at most {_MAX_NAME} characters',
   )
