@@ -70,13 +70,14 @@ def main(_):
   jax.config.update('jax_num_cpu_devices', devices)
   try:
     cluster.start(config.cluster)
-  except checks.InputError as error:
+    began = cluster.decided(
+      'the name of the work dir',
+      lambda: f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}',
+    )
+    workdir = _WORKDIR.value or os.path.join('runs', began)
+    home = bucket.WorkDir(workdir)
+  except (checks.InputError, cluster.LostHostError) as error:
     fail(f'{error}')
-  began = cluster.decided(
-    'the name of the work dir',
-    lambda: f'{datetime.datetime.now():%Y%m%d-%H%M%S}-{config.method.name}',
-  )
-  workdir = _WORKDIR.value or os.path.join('runs', began)
   jax.config.update(
     'jax_compilation_cache_dir',
     os.path.join(workdir_lib.cache_dir(config, workdir), 'xla'),
@@ -92,10 +93,6 @@ def main(_):
     console.show_cursor()
     print(f'Stopped. {how_to_resume(workdir)}', file=sys.stderr, flush=True)
 
-  try:
-    home = bucket.WorkDir(workdir)
-  except checks.InputError as error:
-    fail(f'{error}')
   stop = stopping.Stop()
   stop.listen(config.checkpoint.stop_s, end)
   silence(files.no_room)
@@ -104,6 +101,7 @@ def main(_):
     try:
       loop.run(job, console, stop)
     finally:  # Also a run that is stopped or fails has a report.
+      cluster.stop_watching()
       if cluster.leads():
         write_report(home, console)
   except (checks.InputError, cluster.LostHostError) as error:
@@ -223,8 +221,10 @@ def write_report(home, console):
   from mrl_jax.analysis.report import page
 
   try:
-    page.write(home.folder)
-    home.push(wait=True)
+    try:
+      page.write(home.folder)
+    finally:
+      home.push(wait=True)
     path = home.path(workdir.REPORT)
     console.print(f'Report: {path}', soft_wrap=True, markup=False)
   except OSError as error:

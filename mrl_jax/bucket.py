@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from concurrent import futures
 import contextlib
 import os
+import pathlib
+import shutil
 import socket
 import tempfile
 import uuid
@@ -17,11 +19,15 @@ from etils import epath
 import fsspec
 
 from mrl_jax import checks
+from mrl_jax import cluster
 from mrl_jax import files
 from mrl_jax import workdir
 
 _OWNER = 'owner'  # The object that names the process that writes.
-_NOT_COPIED = (_OWNER, workdir.LOCK, workdir.RECEIVED)
+# What the bucket or the copy has alone; of the cache, others need tokenizers only.
+_ELSEWHERE = (_OWNER, workdir.LOCK, workdir.RECEIVED)
+_COPY = 'mrl_jax-'  # Begins the name of the folder of a process's copy.
+_JOURNALED = '.array_record'  # Rounds of a journal: large, and written once.
 
 
 class WorkDir:
@@ -49,17 +55,20 @@ class WorkDir:
     # Other hosts write too: what is there is asked for each time.
     fsspec.config.conf.setdefault('gcs', {})['use_listings_cache'] = False
     self._home = epath.Path(given)
+    _remove_copies_of_the_dead()
     self._copy = tempfile.TemporaryDirectory(
-      prefix='mrl_jax-', ignore_cleanup_errors=True
+      prefix=f'{_COPY}{os.getpid()}-', ignore_cleanup_errors=True
     )
     self.folder = os.path.join(self._copy.name, *self._home.parts[2:])
     os.makedirs(self.folder)
     self._thread = futures.ThreadPoolExecutor(1, 'upload')
+    if not cluster.leads():
+      return
     try:
       self._fetch()
       for name in inner:
         self._fetch(name, is_deep=True)
-    except (ImportError, OSError) as error:
+    except Exception as error:  # Of libraries that are not imported here.
       raise checks.InputError(
         f"{given} cannot be read: {error}. It needs pip install -e '.[gcs]', and "
         'credentials such as those of `gcloud auth application-default login`'
@@ -70,9 +79,9 @@ class WorkDir:
     return os.path.join(self.given, name)
 
   def own(self) -> None:
-    """Makes this process the one that writes; an earlier one ends at its `push`.
+    """Makes this process the one that writes; that of another raises an error.
 
-    On disk, a lock of the system does that.
+    It does so at its next `push`. On disk, a lock of the system does that.
     """
     if files.in_bucket(self.given):
       self._owner = f'process {os.getpid()} on {socket.gethostname()}'
@@ -97,7 +106,7 @@ class WorkDir:
     for source in home.iterdir() if home.exists() else ():
       name = os.path.join(within, source.name)
       target = os.path.join(self.folder, name)
-      if name in _NOT_COPIED:
+      if name in _ELSEWHERE:
         continue
       if source.is_dir():
         if is_deep:
@@ -113,11 +122,13 @@ class WorkDir:
       owner == self._owner,
       f'{self.given} was taken over by {owner.partition(",")[0]}; this run ends',
     )
-    for folder, _, names in os.walk(self.folder):
+    for folder, within, names in os.walk(self.folder):
+      if os.path.relpath(folder, self.folder) == workdir.CACHE:
+        within[:] = {*within} & {os.path.basename(workdir.TOKENIZERS)}
       for name in names:
         path = os.path.join(folder, name)
         relative = os.path.relpath(path, self.folder)
-        if relative in _NOT_COPIED or name.endswith(files.ASIDE):
+        if relative in _ELSEWHERE or name.endswith(files.ASIDE):
           continue
         # A file may be replaced meanwhile.
         with contextlib.suppress(FileNotFoundError):
@@ -127,6 +138,19 @@ class WorkDir:
           with open(path, 'rb') as f:
             (self._home / relative).write_bytes(f.read())
           self._stamps[relative] = stamp
+          if name.endswith(_JOURNALED):
+            os.remove(path)
+
+
+def _remove_copies_of_the_dead():
+  """Makes room: a process that was killed leaves its copy."""
+  for path in pathlib.Path(tempfile.gettempdir()).glob(f'{_COPY}*'):
+    try:
+      os.kill(int(path.name.removeprefix(_COPY).partition('-')[0]), 0)
+    except ProcessLookupError:
+      shutil.rmtree(path, ignore_errors=True)
+    except (ValueError, PermissionError):  # Of somebody else.
+      continue
 
 
 def _stamp(path) -> tuple[int, int]:

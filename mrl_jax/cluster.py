@@ -29,10 +29,13 @@ from mrl_jax import checks
 from mrl_jax import member as member_lib
 
 AUTO = 'auto'  # Has jax find the hosts of a Cloud TPU slice by itself.
+_DECIDED = (
+  b'='  # Before what the leader decided; before an error is another byte.
+)
 LostHostError = member_lib.LostHostError
-# Of those for whom the leader decides: it may wait for peers, or verify for long,
-# and ends them all if it is lost.
-_PATIENCE_S = 30 * 24 * 3600.0
+# Of those who wait for a leader that may be waiting for peers, or verify for
+# long; if it is lost, they end.
+PATIENCE_S = 30 * 24 * 3600.0
 _Value = TypeVar('_Value')
 
 
@@ -109,8 +112,8 @@ def _arguments(config) -> dict:
   )
   if config.process == 0:
     _check_port(config.coordinator)
-  # Of CPUs. One that is alone in its process would begin a program before the
-  # last one has ended, and mix up their messages.
+  # On CPU. A process with one device would start a program before the last one
+  # has ended, and gloo would mix up their messages.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_cpu_enable_async_dispatch', False)
   return {
@@ -192,26 +195,24 @@ def decided(
   if size() == 1:
     return decide()
   if not leads():
-    is_sound, data = msgspec.msgpack.decode(
-      share(what, None, _PATIENCE_S), type=tuple[bool, bytes]
-    )
-    if is_sound:
-      return msgspec.msgpack.decode(data, type=type)
-    raise checks.InputError(data.decode())
+    data = share(what, None, PATIENCE_S)
+    if data[:1] == _DECIDED:
+      return msgspec.msgpack.decode(memoryview(data)[1:], type=type)
+    raise checks.InputError(data[1:].decode())
   try:
     value = decide()
+    data = _DECIDED + msgspec.msgpack.encode(value)
   except Exception as error:
-    data = f'host 0, at {what}: {error or repr(error)}'.encode()
-    share(what, msgspec.msgpack.encode((False, data)))
+    share(what, f'!host 0, at {what}: {error or repr(error)}'.encode())
     raise
-  share(what, msgspec.msgpack.encode((True, msgspec.msgpack.encode(value))))
+  share(what, data)
   return value
 
 
 def leader_first(what: str, function: Callable[[], _Value]) -> _Value:
   """Calls a function in all processes, but in the leader before the others.
 
-  So that those find in a shared folder what it makes.
+  If they share a folder, those find there what it makes.
   """
   found = []
   decided(what, lambda: found.append(function()))
@@ -249,6 +250,12 @@ def digest(tree) -> str:
     else:
       made.update(repr(leaf).encode())
   return made.hexdigest()
+
+
+def stop_watching() -> None:
+  """Lets this process end as it does, whatever becomes of the others."""
+  if size() > 1:
+    _member.stop_watching()
 
 
 def end() -> None:

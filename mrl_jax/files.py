@@ -74,11 +74,11 @@ def no_room(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def new_folder(path: str) -> Iterator[str]:
-  """Yields the path of a folder to make, which is then renamed to `path`.
+  """Yields the path of a folder to make, which becomes `path` at the end.
 
   If another process made `path` first, its folder stays: runs that share a cache
-  make the same files from the same config. In a bucket, orbax says when a folder
-  is complete.
+  make the same files from the same config. In a bucket nothing can be renamed: there it
+  yields `path`, and orbax says whether the folder is complete.
   """
   if in_bucket(path):
     yield path

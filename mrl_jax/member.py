@@ -6,6 +6,7 @@ They go through the key-value store that `jax.distributed` has in process 0.
 from collections.abc import Callable, Collection, Mapping
 import contextlib
 import ctypes
+import hashlib
 import itertools
 import math
 import os
@@ -21,9 +22,9 @@ from mrl_jax import checks
 
 _CHUNK = 2**20  # Bytes of a message: gRPC refuses those above 4 MiB.
 _BEATS = 10  # Signs of life in the time after which a host is lost.
-_LATE = 2  # Beats that a host has missed which jax says is lost.
+_LATE = 2  # If jax says that one is lost, it is one that missed so many.
 _PROBE_S = 2.0  # To connect to process 0.
-_LAST_S = 1.0  # By which the leader ends last.
+_LAST_S = 1.0  # The leader ends so much later than the others.
 _ALIVE, _END = 'mrl_jax/alive', 'mrl_jax/end'
 _HELP = (
   'Look into the log there; then start all hosts again with the same command, '
@@ -109,13 +110,17 @@ class Member:
 
     try:
       theirs, count = msgspec.msgpack.decode(get(0))
+      data = b''.join(get(i + 1) for i in range(count))
     except jax.errors.JaxRuntimeError as error:
       raise self._lost(error, '', f'share {what}', wait_s) from error
     self._require_same_step({0: theirs, self.process: what})
-    return b''.join(get(i + 1) for i in range(count))
+    return data
 
   def differing(self, what: str, digests: Mapping[str, str]) -> str:
     """Values of other hosts that are not the leader's; empty if there are none."""
+    whole = hashlib.sha256(repr(sorted(digests.items())).encode()).digest()
+    if len({*self.gather(what, whole)}) == 1:
+      return ''
     leader, *others = self.gather(what, dict(digests))
     lines = []
     for i, mine in enumerate(others, 1):
@@ -130,9 +135,12 @@ class Member:
     wait_s = self._lost_s + 1  # `watch` names a host that is lost first.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.wait_at_barrier(_END, math.ceil(1000 * wait_s))
-    self._is_watching = False
+    self.stop_watching()
     if self.process == 0:  # jax aborts those whose leader is gone.
       time.sleep(_LAST_S)
+
+  def stop_watching(self) -> None:
+    self._is_watching = False
 
   def watch(self) -> None:
     """Ends this process when another one has been silent for too long."""
@@ -143,7 +151,7 @@ class Member:
         )
         found = self._values(_ALIVE)
       except jax.errors.JaxRuntimeError:  # Without a leader, jax aborts.
-        return
+        found = {}
       for i, theirs in found.items():
         if i not in self._seen or self._seen[i][0] != theirs:
           self._seen[i] = theirs, time.monotonic()
@@ -161,8 +169,13 @@ class Member:
       self._exit([0], 'it cannot be reached')
     elif silent:
       self._exit(silent, 'it fell silent, or was started again')
-    else:  # Or a library has failed.
-      self._exit([], 'or was started twice; see the lines above')
+    else:
+      print(
+        'This process aborts for what the lines above say. If they name no '
+        'reason, two processes may have the same number',
+        file=sys.stderr,
+        flush=True,
+      )
 
   def _silent(self, seconds) -> list[int]:
     now = time.monotonic()

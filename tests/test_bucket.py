@@ -3,7 +3,10 @@ import importlib.util
 import os
 import pathlib
 import socket
+import subprocess
 
+from etils import epath
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -67,6 +70,20 @@ def test_other_schemes_are_not_taken_for_folders():
     bucket.WorkDir('s3://x/y')
 
 
+def test_copies_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
+  monkeypatch.setattr(bucket.tempfile, 'gettempdir', lambda: str(tmp_path))
+  gone = subprocess.Popen(['true'])
+  gone.wait()
+  names = (
+    *(f'mrl_jax-{gone.pid}-a', f'mrl_jax-{os.getpid()}-b'),
+    *('mrl_jax-c', 'other'),
+  )
+  for name in names:
+    (tmp_path / name).mkdir()
+  bucket._remove_copies_of_the_dead()
+  assert {*os.listdir(tmp_path)} == {*names[1:]}
+
+
 def test_a_folder_is_its_own_copy(tmp_path):
   home = bucket.WorkDir(os.fspath(tmp_path))
   home.own()
@@ -126,6 +143,18 @@ def test_received_messages_outlive_the_disk(server):
   assert [*again.left(0)] == [(names[0], b'message')]
   again.forget(1)
   assert [*spool_lib.Spool(folder, 20_000).left(9)] == [(names[1], b'message')]
+
+
+@pytest.mark.slow
+@in_bucket
+def test_parameters_that_a_kill_cut_off_are_written_again(server):
+  path, params = f'{HOME}/params', {'x': jnp.arange(3.0)}
+  checkpoint.save_params(path, params)
+  epath.Path(path, 'commit_success.txt').unlink()
+  assert checkpoint.restore_params(path, params) is None
+  checkpoint.save_params(path, {'x': params['x'] + 1})
+  restored = checkpoint.restore_params(path, params)
+  np.testing.assert_array_equal(restored['x'], params['x'] + 1)
 
 
 @pytest.mark.slow

@@ -150,3 +150,24 @@ def test_a_digest_tells_trees_apart(x, at):
   ]
   assert cluster.digest({'a': x.copy()}) == cluster.digest({'a': x})
   assert len({*map(cluster.digest, digests)}) == len(digests)
+
+
+def test_a_host_that_could_not_give_a_sign_of_life_gives_the_next(monkeypatch):
+  beats = []
+
+  def set_bytes(key, beat, **_):
+    beats.append(beat)
+    if len(beats) == 1:
+      raise jax.errors.JaxRuntimeError('UNAVAILABLE')
+    if len(beats) == 3:
+      raise SystemExit
+
+  client = types.SimpleNamespace(
+    key_value_set_bytes=set_bytes, key_value_dir_get_bytes=lambda _: []
+  )
+  state = types.SimpleNamespace(
+    process_id=1, num_processes=2, client=client, coordinator_address=''
+  )
+  with pytest.raises(SystemExit):
+    member.Member(state, wait_s=1.0, lost_s=0.01).watch()
+  assert beats == [b'0', b'1', b'2']

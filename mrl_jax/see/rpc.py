@@ -218,7 +218,8 @@ class Transport(transport.Transport):
       self.receive(data, names)
     except Refused as refused:
       context.abort(refused.code, str(refused))
-    except OSError as error:  # It has the path, which is nobody's business.
+    # It has the path, which is nobody's business. Buckets have errors of their own.
+    except Exception as error:
       logging.log_every_n_seconds(
         logging.ERROR, 'a received message cannot be stored: %s', 60, error
       )

@@ -1,7 +1,8 @@
 """Received messages in a folder, from their acknowledgement to a checkpoint."""
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 import hashlib
 import re
 import threading
@@ -11,6 +12,7 @@ from etils import epath
 from mrl_jax import files
 
 _NAME = re.compile(r'(\d{20})-(\w+)-[0-9a-f]{32}')
+_HALF = re.compile(_NAME.pattern + re.escape(files.ASIDE))
 _FILE_BYTES = 4096  # Charged for a file, beside its contents.
 
 
@@ -33,9 +35,14 @@ class Spool:
     self._folder.mkdir(parents=True, exist_ok=True)
     self._charged = {}  # Bytes of each message, by name.
     self._bytes = collections.Counter()  # Of each sender's messages.
-    for path in self._paths():
-      if _NAME.fullmatch(path.name):
-        self._charge(path.name, path.stat().length)
+    # In a bucket, a folder exists once it holds something.
+    paths = sorted(self._folder.iterdir()) if self._folder.exists() else []
+    whole = [path for path in paths if _NAME.fullmatch(path.name)]
+    sizes = _each(whole, lambda path: path.stat().length)
+    for path, size in zip(whole, sizes, strict=True):
+      self._charge(path.name, size)
+    # Of a process that was killed while it wrote.
+    _delete(path for path in paths if _HALF.fullmatch(path.name))
     self._left = collections.deque(self._charged)
 
   def add(self, sender: str, round: int, data: bytes) -> str:
@@ -68,19 +75,24 @@ class Spool:
   def forget(self, before: int) -> None:
     """Deletes messages of rounds below `before`."""
     with self._lock:
-      for path in self._paths():
-        match = _NAME.fullmatch(path.name.removesuffix(files.ASIDE))
-        if match and int(match[1]) < before:
-          path.unlink()
-          self._bytes[match[2]] -= self._charged.pop(path.name, 0)
-
-  def _paths(self):
-    # In a bucket, a folder exists once it holds something.
-    return sorted(self._folder.iterdir()) if self._folder.exists() else []
+      old = [name for name in self._charged if _round(name) < before]
+      for name in old:
+        self._bytes[_NAME.fullmatch(name)[2]] -= self._charged.pop(name)
+    _delete(self._folder / name for name in old)
 
   def _charge(self, name, size):
     self._charged[name] = size + _FILE_BYTES
     self._bytes[_NAME.fullmatch(name)[2]] += size + _FILE_BYTES
+
+
+def _delete(paths: Iterable[epath.Path]) -> None:
+  _each(paths, lambda path: path.unlink(missing_ok=True))
+
+
+def _each(paths: Iterable[epath.Path], function: Callable) -> list:
+  """Calls a function with every path at once: a bucket takes its time for each."""
+  with futures.ThreadPoolExecutor() as pool:
+    return list(pool.map(function, paths))
 
 
 def _round(name: str) -> int:

@@ -115,7 +115,7 @@ def draw(
 
   They are `most` at most; 0 draws all. Peers are ordered by a hash, so that they
   can compute the draw themselves, and send nothing that is not drawn. What a
-  silent peer would have sent is not replaced.
+  silent peer would have sent is not replaced, except by what a journal has.
   """
 
   def place(peer):

@@ -97,6 +97,8 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
     home.own()
 
   cluster.decided('the work dir', prepare)
+  if not files.in_bucket(home.given):
+    _check_shared(home.folder)
   shared = workdir_lib.cache_dir(config, home.given)
   # Datasets and tokenizers are on disk in any case.
   cache = shared
@@ -135,10 +137,13 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
     ),
   )
   run = config_lib.digest(config_lib.of_all_processes(config_lib.flat(config)))
-  node = places.connect(
-    run,
-    os.path.join(home.folder, workdir_lib.JOURNALS),
-    home.path(workdir_lib.RECEIVED),
+  node = cluster.leader_first(
+    'the exchange',
+    lambda: places.connect(
+      run,
+      os.path.join(home.folder, workdir_lib.JOURNALS),
+      home.path(workdir_lib.RECEIVED),
+    ),
   )
   workers = _workers(config, method, loaded.policies, plan, verifier)
   compiling.keep_if_sound([worker.spec.mesh for worker in workers.values()])
@@ -172,6 +177,22 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
         ),
       }
     ),
+  )
+
+
+def _check_shared(folder):
+  """Requires that all hosts of a cluster see the work dir of its leader."""
+  try:
+    with open(os.path.join(folder, workdir_lib.LOCK), encoding='utf-8') as f:
+      found = f.read()
+  except OSError:
+    found = ''
+  leaders, *others = cluster.gather('the work dir', found)
+  alone = [i for i, theirs in enumerate(others, 1) if theirs != leaders]
+  checks.require(
+    not alone,
+    f'host {alone} of the cluster has another {folder} than host 0: give all of '
+    'them one shared folder, or gs://BUCKET/FOLDER',
   )
 
 

@@ -15,9 +15,7 @@ from rich import console as console_lib
 
 from mrl_jax import cluster
 from mrl_jax import config as config_lib
-from mrl_jax import records
 from mrl_jax import workdir
-from mrl_jax.see import wire
 from mrl_jax.sharing import context as context_lib
 from mrl_jax.sharing import hacpo
 from mrl_jax.sharing import publish
@@ -30,6 +28,7 @@ from mrl_jax.training import job as job_lib
 from mrl_jax.training import metrics
 from mrl_jax.training import packing
 from mrl_jax.training import parallel
+from mrl_jax.training import peers
 from mrl_jax.training import planning
 from mrl_jax.training import pretrained
 from mrl_jax.training import profiling
@@ -58,8 +57,9 @@ def run(
   and ends as if it had never been stopped.
   """
   plan = job_lib.describe(job)
-  if cluster.leads():
-    workdir.write(job.home.folder, workdir.PLAN, plan)
+  cluster.decided(
+    'the plan', lambda: workdir.write(job.home.folder, workdir.PLAN, plan)
+  )
   display.show_start(console, job.home.given, plan)
   checkpoints = checkpoint.Checkpoints(
     job.home.path(workdir.CHECKPOINTS), job.config.checkpoint.keep
@@ -76,7 +76,8 @@ def run(
     pretrained.freeze(job.workers, job.config, console)
     progress = progress_lib.resume(job, checkpoints)
     done = progress and progress.rounds - bool(progress.unwritten)
-    with contextlib.closing(_writer(job, done)) as writer:
+    writer = cluster.leader_first('metrics', lambda: _writer(job, done))
+    with contextlib.closing(writer):
       if progress is None:
         pretrained.start(job.workers, job.config, console)
         warm_start.run(job.workers, job.config, job.shared, console)
@@ -91,7 +92,10 @@ def run(
       job.node.open()
       stop = stop or stopping.Stop()
       train(job, progress, checkpoints, writer, console, stop)
-  return finish(job, progress, console)
+  made = finish(job, progress, console)
+  # Peers may keep the leader from closing its part of the exchange.
+  cluster.barrier('the end', cluster.PATIENCE_S)
+  return made
 
 
 def _writer(job, done) -> metrics.Writer | metrics.Silent:
@@ -134,12 +138,29 @@ def train(
     _less_garbage(),
   ):
     job.watch.lap()  # The first round does not count what came before it.
+
+    def save():
+      writer.flush()
+      with job.watch('checkpoints'):
+        taken = progress_lib.snapshot(job, progress)
+        progress_lib.save(job, taken, checkpoints)
+
+    def save_and_leave():
+      save()
+      checkpoints.wait()
+      writer.close()
+      cluster.end()
+      stop.leave()
+
     while progress.rounds < total or progress.unwritten:
       if not progress.unwritten:
         with leaving_behind('round'), profiling.of_round(job, progress):
           results = play_round(job, progress)
         progress.unwritten = results
       if due(config.eval.every):
+        # No host alone can leave it behind.
+        if cluster.size() > 1 and any(cluster.gather('evaluation', stop.asked)):
+          save_and_leave()
         with leaving_behind('evaluation'), job.watch('evaluation'):
           accuracy = evaluate(job, progress.rounds, writer)
         progress.accuracy[progress.rounds] = accuracy
@@ -165,19 +186,13 @@ def train(
         ),
         strict=True,
       )
-      is_last, is_late = any(asked) and progress.rounds < total, late[0]
-      if due(config.checkpoint.every) or is_late or is_last:
-        with job.watch('checkpoints'):
-          taken = progress_lib.snapshot(job, progress)
-          progress_lib.save(job, taken, checkpoints)
+      if any(asked) and progress.rounds < total:
+        save_and_leave()
+      if due(config.checkpoint.every) or late[0]:
+        save()
         saved = time.monotonic()
       else:
         job.home.push()
-      if is_last:
-        checkpoints.wait()
-        writer.close()
-        cluster.end()
-        stop.leave()
       # After all that a lost terminal could stop.
       for name, note in notes.items():
         advance(name, note)
@@ -314,7 +329,7 @@ def collect(
 ) -> context_lib.Context:
   """Collects what peers published; returns the policy's context of the round."""
   name, round = worker.name, progress.rounds
-  received = _received(job, name, round)
+  received = peers.collect(job.endpoints[name], round, job.method.kinds)
   context = context_lib.Context(
     groups=sampled.groups,
     received=received,
@@ -352,22 +367,6 @@ def collect(
   return context
 
 
-def _received(job, name, round) -> list[records.Record]:
-  """What peers published, which the leader of a cluster collects for all."""
-
-  def collect():
-    return job.endpoints[name].collect(round, job.method.kinds)
-
-  if cluster.size() == 1:
-    return collect()
-  encoded = cluster.decided(
-    f'the records of peers for {name}',
-    lambda: [wire.encode(record) for record in collect()],
-    list[bytes],
-  )
-  return [wire.decode(data) for data in encoded]
-
-
 def evaluate(
   job: job_lib.Job, rounds: int, writer: metrics.Writer
 ) -> dict[str, dict[str, float]]:
@@ -392,6 +391,7 @@ def finish(
     workdir.write(job.home.folder, workdir.SUMMARY, made)
     for endpoint in job.endpoints.values():
       endpoint.finish()
+    job.home.push(wait=True)
     display.show_end(console, made, job.home.given)
   return made
 

@@ -138,12 +138,17 @@ class Writer:
     for part in ('best', 'worst'):
       text = _markdown(getattr(evaluation, part))
       events.add_text(f'completions/{part}', text, global_step=rounds)
+    events.flush()
+
+  def flush(self) -> None:
+    """Waits until all files are written."""
+    while self._pending:
+      self._pending.popleft().result()
 
   def close(self) -> None:
     """Closes the files; writes hyper-parameters with the last accuracies."""
     self._thread.shutdown()
-    for future in self._pending:
-      future.result()
+    self.flush()
     for events in self._events.values():
       events.close()
     if self._accuracy:
@@ -190,6 +195,9 @@ class Silent:
 
   def evaluation(self, evaluation: workdir.Evaluation) -> None:
     del evaluation
+
+  def flush(self) -> None:
+    pass
 
   def close(self) -> None:
     pass

@@ -16,6 +16,7 @@ from mrl_jax.see import in_process
 from mrl_jax.see import inbox
 from mrl_jax.see import journal
 from mrl_jax.see import security
+from mrl_jax.see import wire
 from mrl_jax.thl import byte_tokenizer
 
 
@@ -24,7 +25,7 @@ class Peers:
 
   places = peers.Peers(config, method.kinds, tokenizers)
   ...                                # Check the rest of the config.
-  node = places.connect(run, folder)
+  node = places.connect(run, folder, received)
   """
 
   def __init__(
@@ -75,8 +76,8 @@ class Peers:
     replace policies that nobody trains.
 
     `run` is the fingerprint that all processes of the run have; journals are
-    written to `folder`, and received messages to `received`. Raises InputError if the address
-    to listen on cannot be used.
+    written to `folder`, and received messages to `received`. Raises InputError if
+    the address to listen on cannot be used.
 
     In a cluster the leader alone exchanges: other processes have endpoints that
     send nothing and receive nothing.
@@ -172,3 +173,17 @@ def _open_journal(policy, path, kinds, tokenizer) -> journal.Reader:
     f'fingerprint {about.tokenizer} there, {tokenizer.fingerprint} here',
   )
   return reader
+
+
+def collect(
+  endpoint: exchange.Endpoint, round: int, kinds: Collection[str]
+) -> list[records.Record]:
+  """What peers published, which the leader of a cluster collects for all."""
+  if cluster.size() == 1:
+    return endpoint.collect(round, kinds)
+  encoded = cluster.decided(
+    f'what peers published in round {round}',
+    lambda: [wire.encode(record) for record in endpoint.collect(round, kinds)],
+    list[bytes],
+  )
+  return [wire.decode(data) for data in encoded]

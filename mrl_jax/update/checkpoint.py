@@ -153,7 +153,11 @@ class Checkpoints:
 def newest(folder: str) -> int | None:
   """The rounds of the newest complete checkpoint in a folder, if any."""
   place = epath.Path(folder)
-  names = [path.name for path in place.iterdir()] if place.is_dir() else ()
+  names = [
+    path.name
+    for path in (place.iterdir() if place.is_dir() else ())
+    if not files.in_bucket(folder) or _is_complete(path)
+  ]
   matches = map(_FOLDER.fullmatch, names)
   return max((int(match[1]) for match in matches if match), default=None)
 
@@ -235,7 +239,8 @@ def save_params(path: str, params) -> None:
       'a new folder', lambda: stack.enter_context(files.new_folder(path))
     )
     with ocp.StandardCheckpointer() as writer:
-      writer.save(aside, params)
+      # In a bucket, what a kill has left there is replaced.
+      writer.save(aside, params, force=files.in_bucket(path))
 
 
 def restore_params(path: str, like):

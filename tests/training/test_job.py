@@ -242,3 +242,15 @@ def test_hosts_of_a_cluster_must_train_the_same_policies(tmp_path, monkeypatch):
     with pytest.raises(checks.InputError):
       build(tmp_path, **changes)
   assert agreed[0] != agreed[1] == agreed[2]
+
+
+def test_hosts_with_a_work_dir_each_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    cluster,
+    'gather',
+    lambda what, value: [value, ''] if what == 'the work dir' else [value],
+  )
+  with pytest.raises(
+    checks.InputError, match=r'host \[1\].* has another .*run'
+  ):
+    build(tmp_path / 'run')

@@ -260,6 +260,14 @@ def test_no_file_exists_before_its_first_line(tmp_path):
   assert not (tmp_path / 'metrics.jsonl').exists()
 
 
+def test_what_was_flushed_is_on_disk(tmp_path):
+  writer = metrics.Writer(os.fspath(tmp_path), None, {})
+  writer.round(row(0))
+  writer.flush()
+  assert values(tmp_path / 'tensorboard' / row(0).policy)
+  writer.close()
+
+
 def test_an_error_of_the_thread_that_writes_events_is_raised(
   tmp_path, monkeypatch
 ):
