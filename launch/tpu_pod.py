@@ -101,7 +101,6 @@ def main(_):
     try:
       loop.run(job, console, stop)
     finally:  # Also a run that is stopped or fails has a report.
-      cluster.stop_watching()
       if cluster.leads():
         write_report(home, console)
   except (checks.InputError, cluster.LostHostError) as error:

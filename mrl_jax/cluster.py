@@ -252,12 +252,6 @@ def digest(tree) -> str:
   return made.hexdigest()
 
 
-def stop_watching() -> None:
-  """Lets this process end as it does, whatever becomes of the others."""
-  if size() > 1:
-    _member.stop_watching()
-
-
 def end() -> None:
   """Waits some seconds for the others, before processes exit one by one."""
   if size() > 1:

@@ -135,12 +135,9 @@ class Member:
     wait_s = self._lost_s + 1  # `watch` names a host that is lost first.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.wait_at_barrier(_END, math.ceil(1000 * wait_s))
-    self.stop_watching()
+    self._is_watching = False
     if self.process == 0:  # jax aborts those whose leader is gone.
       time.sleep(_LAST_S)
-
-  def stop_watching(self) -> None:
-    self._is_watching = False
 
   def watch(self) -> None:
     """Ends this process when another one has been silent for too long."""
