@@ -92,8 +92,8 @@ MUTATIONS = (
   Mutation(
     'an error of writing events is not heard of',
     'mrl_jax/training/metrics.py',
-    'self._pending.popleft().result()',
-    'self._pending.popleft()',
+    'self._pending[0].done():\n      self._pending.popleft().result()',
+    'self._pending[0].done():\n      self._pending.popleft()',
     ('tests/training/test_metrics.py',),
   ),
   Mutation(

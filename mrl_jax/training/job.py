@@ -82,36 +82,8 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
     'its prompt, and with this method no peer has any to give',
   )
   verifier = judge.VERIFIERS[config.reward.verifier](config.reward)
-  cluster.agree(
-    'the start',
-    {
-      'jax': jax.__version__,
-      'work dir': files.absolute(home.given),
-      'policies that are trained here': config_lib.trained_here(config),
-      **config_lib.without_places(config_lib.flat(config)),
-    },
-  )
-
-  def prepare():
-    workdir_lib.prepare(home.folder, config)
-    home.own()
-
-  cluster.decided('the work dir', prepare)
-  if not files.in_bucket(home.given):
-    _check_shared(home.folder)
-  shared = workdir_lib.cache_dir(config, home.given)
-  # Datasets and tokenizers are on disk in any case.
-  cache = shared
-  if files.in_bucket(shared):
-    cache = os.path.join(home.folder, workdir_lib.CACHE)
-  loaded = cluster.leader_first('data', lambda: inputs.load(config, cache))
-  faulty = cluster.decided(
-    'answers',
-    lambda: (
-      inputs.check_answers(loaded, verifier, config.data.max_faulty).faulty
-    ),
-  )
-  loaded = dataclasses.replace(loaded, faulty=faulty)
+  _open(home, config)
+  loaded = _load(home, config, verifier)
   batches = pipeline.batches(loaded.train, config.train.prompts, config.seed)
   tokenizers = {name: p.tokenizer for name, p in loaded.policies.items()}
   places = peers.Peers(config, method.kinds, tokenizers)
@@ -150,7 +122,7 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
   return Job(
     config=config,
     home=home,
-    shared=shared,
+    shared=workdir_lib.cache_dir(config, home.given),
     run=run,
     began=began,
     method=method,
@@ -169,14 +141,54 @@ def build(config: ml_collections.ConfigDict, home: bucket.WorkDir) -> Job:
     workers=workers,
     node=node,
     kinds=method.kinds | places.journaled,
-    watch=stopwatch.Stopwatch(
-      {
-        'verification': lambda: sum(w.judge.seconds for w in workers.values()),
-        'exchange': lambda: sum(
-          endpoint.ledger.seconds for endpoint in node.endpoints.values()
-        ),
-      }
+    watch=_watch(workers, node),
+  )
+
+
+def _open(home, config):
+  """Takes the work dir; all hosts of a cluster must mean the same run by it."""
+  cluster.agree(
+    'the start',
+    {
+      'jax': jax.__version__,
+      'work dir': files.absolute(home.given),
+      'policies that are trained here': config_lib.trained_here(config),
+      **config_lib.without_places(config_lib.flat(config)),
+    },
+  )
+
+  def prepare():
+    workdir_lib.prepare(home.folder, config)
+    home.own()
+
+  cluster.decided('the work dir', prepare)
+  if not files.in_bucket(home.given):
+    _check_shared(home.folder)
+
+
+def _load(home, config, verifier) -> inputs.Inputs:
+  """Data and tokenizers, which are made on disk in any case."""
+  cache = workdir_lib.cache_dir(config, home.given)
+  if files.in_bucket(cache):
+    cache = os.path.join(home.folder, workdir_lib.CACHE)
+  loaded = cluster.leader_first('data', lambda: inputs.load(config, cache))
+  faulty = cluster.decided(
+    'answers',
+    lambda: (
+      inputs.check_answers(loaded, verifier, config.data.max_faulty).faulty
     ),
+  )
+  return dataclasses.replace(loaded, faulty=faulty)
+
+
+def _watch(workers, node) -> stopwatch.Stopwatch:
+  return stopwatch.Stopwatch(
+    {
+      'verification': lambda: sum(w.judge.seconds for w in workers.values()),
+      'exchange': lambda: sum(
+        endpoint.ledger.seconds for endpoint in node.endpoints.values()
+      ),
+    }
   )
 
 

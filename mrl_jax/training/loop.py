@@ -35,6 +35,7 @@ from mrl_jax.training import profiling
 from mrl_jax.training import programs
 from mrl_jax.training import progress as progress_lib
 from mrl_jax.training import recorder
+from mrl_jax.training import saving
 from mrl_jax.training import statistics
 from mrl_jax.training import stopping
 from mrl_jax.training import summary
@@ -115,22 +116,7 @@ def train(
   """Plays the remaining rounds, and writes the metrics of each."""
   config, total = job.config, job.config.train.rounds
   began = job.began - progress.seconds
-  every_s = 60 * config.checkpoint.minutes or math.inf
-  saved = time.monotonic()
-
-  def due(every):
-    return progress.rounds % every == 0 or progress.rounds == total
-
-  took_s = {}  # Of the last round, and the last evaluation.
-
-  @contextlib.contextmanager
-  def leaving_behind(step):
-    taken, started = progress_lib.snapshot(job, progress), time.monotonic()
-    save = functools.partial(_save_left_behind, job, taken, checkpoints)
-    with stop.leaving_behind(save, took_s.get(step, 0.0)):
-      yield
-    took_s[step] = time.monotonic() - started
-
+  saver = saving.Saver(job, progress, checkpoints, writer, stop)
   totals = dict.fromkeys(job.workers, total)
   with (
     display.live(console, 'round', totals, progress.rounds) as advance,
@@ -138,61 +124,18 @@ def train(
     _less_garbage(),
   ):
     job.watch.lap()  # The first round does not count what came before it.
-
-    def save():
-      writer.flush()
-      with job.watch('checkpoints'):
-        taken = progress_lib.snapshot(job, progress)
-        progress_lib.save(job, taken, checkpoints)
-
-    def save_and_leave():
-      save()
-      checkpoints.wait()
-      writer.close()
-      cluster.end()
-      stop.leave()
-
     while progress.rounds < total or progress.unwritten:
       if not progress.unwritten:
-        with leaving_behind('round'), profiling.of_round(job, progress):
-          results = play_round(job, progress)
-        progress.unwritten = results
-      if due(config.eval.every):
-        # No host alone can leave it behind.
-        if cluster.size() > 1 and any(cluster.gather('evaluation', stop.asked)):
-          save_and_leave()
-        with leaving_behind('evaluation'), job.watch('evaluation'):
+        with saver.leaving_behind('round'), profiling.of_round(job, progress):
+          progress.unwritten = play_round(job, progress)
+      if progress.rounds % config.eval.every == 0 or progress.rounds == total:
+        saver.before_evaluation()
+        with saver.leaving_behind('evaluation'), job.watch('evaluation'):
           accuracy = evaluate(job, progress.rounds, writer)
         progress.accuracy[progress.rounds] = accuracy
       progress.seconds = time.monotonic() - began
-      phases = job.watch.lap()
-      evaluated = progress.accuracy.get(progress.rounds, {})
-      notes = {}
-      for name, result in progress.unwritten.items():
-        timing = msgspec.structs.replace(
-          result.timing, elapsed=progress.seconds, phases=phases
-        )
-        result = msgspec.structs.replace(
-          result, timing=timing, heldout_accuracy=evaluated.get(name, {})
-        )
-        writer.round(result)
-        notes[name] = display.note(result)
-      progress.unwritten = {}
-      # Any host may be asked to stop; the leader's clock holds.
-      asked, late = zip(
-        *cluster.gather(
-          f'the end of round {progress.rounds}',
-          (stop.asked, time.monotonic() - saved > every_s),
-        ),
-        strict=True,
-      )
-      if any(asked) and progress.rounds < total:
-        save_and_leave()
-      if due(config.checkpoint.every) or late[0]:
-        save()
-        saved = time.monotonic()
-      else:
-        job.home.push()
+      notes = _write(job, progress, writer)
+      saver.after_round()
       # After all that a lost terminal could stop.
       for name, note in notes.items():
         advance(name, note)
@@ -209,19 +152,21 @@ def _less_garbage():
     gc.unfreeze()
 
 
-def _save_left_behind(job, taken, checkpoints) -> bool:
-  """Saves the state before a round, unless its update has begun.
-
-  Of several hosts none can: to save, all would have to run programs, and their
-  devices are at work on the round. It ends first, or the time to stop is over;
-  then the last checkpoint remains.
-  """
-  if taken.is_gone or cluster.size() > 1:
-    return False
-  if checkpoints.newest != taken.rounds:
-    progress_lib.save(job, taken, checkpoints)
-  checkpoints.wait()
-  return True
+def _write(job, progress, writer) -> dict[str, str]:
+  """Writes the metrics of the last round; returns a note for each policy."""
+  phases, notes = job.watch.lap(), {}
+  evaluated = progress.accuracy.get(progress.rounds, {})
+  for name, result in progress.unwritten.items():
+    timing = msgspec.structs.replace(
+      result.timing, elapsed=progress.seconds, phases=phases
+    )
+    result = msgspec.structs.replace(
+      result, timing=timing, heldout_accuracy=evaluated.get(name, {})
+    )
+    writer.round(result)
+    notes[name] = display.note(result)
+  progress.unwritten = {}
+  return notes
 
 
 def play_round(

@@ -21,6 +21,7 @@ from mrl_jax.training import dynamic_sampling
 from mrl_jax.training import job as job_lib
 from mrl_jax.training import loop
 from mrl_jax.training import progress
+from mrl_jax.training import saving
 from mrl_jax.training import statistics
 from mrl_jax.training import stopping
 from mrl_jax.training import worker as worker_lib
@@ -304,9 +305,8 @@ def test_a_run_that_is_asked_to_stop_saves_its_round(finished):
   with pytest.raises(SystemExit, match='75'):
     loop.run(job, runs.console(), runs.Asked())
   assert checkpoint.newest(f'{runs.folder("asked")}/checkpoints') == 1
-  resumed = runs.run(
-    'asked', config, stop=runs.Asked()
-  )  # Nothing is left to do.
+  # Nothing is left to do.
+  resumed = runs.run('asked', config, stop=runs.Asked())
   assert untimed(resumed.summary) == untimed(finished.summary)
   assert_same_checkpoints(resumed.workdir, finished.workdir)
 
@@ -317,7 +317,8 @@ def test_a_state_that_an_update_replaces_is_not_saved():
   assert not taken.is_gone
   state.delete()
   assert taken.is_gone
-  assert not loop._save_left_behind(None, taken, None)
+  saver = saving.Saver(None, None, None, None, None)
+  assert not saver._left_behind(taken)
 
 
 def test_a_finished_run_only_shows_its_results_again(finished):

@@ -11,7 +11,7 @@ BFLOAT16 = {'train.mini_batches': 1, 'sample.temperature': 0.7} | {
   for name in ('llama', 'gemma')
   for key, value in (('dtype', 'bfloat16'), ('num_layers', 3))
 }
-METHODS = ('grpo', 'gspo', 'xgrpo', 'prp', 'sgt', 'hacpo', 'graft')
+METHODS = ('gspo', 'prp', 'hacpo')  # By sequence, with peers' rows, and both.
 CLIP = 4e-4  # GSPO's and HACPO's upper one.
 
 
