@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Callable
-import functools
 import hashlib
 import json
 import os
@@ -54,7 +53,6 @@ def read(
     name = '.'.join(map(str, path))
     tensor, place = tensors[name], flat_places[name].get_value()
 
-    @functools.cache  # Several devices may have the same part.
     def read_part(bounds):
       # Opened for each part: closing the file frees its mapped memory.
       with safetensors.safe_open(paths[tensor.name], framework='numpy') as f:
@@ -65,11 +63,17 @@ def read(
       advance(x.nbytes)
       return tensor.to_ours(x).astype(param.dtype, order='C')
 
-    def of_device(index):
-      return read_part(tensor.bounds(index))
-
-    x = jax.make_array_from_callback(param.shape, place, of_device)
-    return param.replace(x)
+    devices = collections.defaultdict(list)  # Several may have the same part.
+    indices = place.addressable_devices_indices_map(param.shape)
+    for device, index in indices.items():
+      devices[tensor.bounds(index)].append(device)
+    shards = []
+    for bounds, those in devices.items():
+      part = read_part(bounds)
+      shards += [jax.device_put(part, device) for device in those]
+    return param.replace(
+      jax.make_array_from_single_device_arrays(param.shape, place, shards)
+    )
 
   return nnx.map_state(load, like)
 
