@@ -24,7 +24,7 @@ from mrl_jax import files
 from mrl_jax import workdir
 
 _OWNER = 'owner'  # The object that names the process that writes.
-# What the bucket or the copy has alone; of the cache, others need tokenizers only.
+# What only the bucket has, or only the copy.
 _ELSEWHERE = (_OWNER, workdir.LOCK, workdir.RECEIVED)
 _COPY = 'mrl_jax-'  # Begins the name of the folder of a process's copy.
 _JOURNALED = '.array_record'  # Rounds of a journal: large, and written once.
@@ -123,6 +123,7 @@ class WorkDir:
       f'{self.given} was taken over by {owner.partition(",")[0]}; this run ends',
     )
     for folder, within, names in os.walk(self.folder):
+      # Of the cache, exports need the tokenizers.
       if os.path.relpath(folder, self.folder) == workdir.CACHE:
         within[:] = {*within} & {os.path.basename(workdir.TOKENIZERS)}
       for name in names:
