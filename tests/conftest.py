@@ -15,6 +15,8 @@ os.environ['XLA_FLAGS'] = ' '.join(
     '--xla_backend_optimization_level=0',
     '--xla_llvm_disable_expensive_passes=true',
     '--xla_cpu_parallel_codegen_split_count=1',
+    # After 40 s, as on a machine that was held up, XLA would abort all tests.
+    '--xla_cpu_collective_call_terminate_timeout_seconds=600',
     '--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE'
     if _NEW
     else '--xla_cpu_use_fusion_emitters=false',

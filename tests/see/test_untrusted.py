@@ -571,7 +571,7 @@ def send_noise(address, count):
 
 
 @pytest.mark.parametrize(
-  'count', [150, pytest.param(3000, marks=pytest.mark.slow)]
+  'count', [150, pytest.param(1000, marks=pytest.mark.slow)]
 )
 def test_a_flood_over_the_network_is_refused(
   receiver, count, quick_disk, no_thread_dies
@@ -707,7 +707,7 @@ def play(b, a, rounds, check=lambda: None) -> float:
 
 
 @pytest.mark.parametrize(
-  'count', [200, pytest.param(5000, marks=pytest.mark.slow)]
+  'count', [200, pytest.param(2000, marks=pytest.mark.slow)]
 )
 def test_a_peer_that_floods_costs_an_honest_one_nothing(
   pair, count, quick_disk, no_thread_dies
