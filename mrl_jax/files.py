@@ -15,9 +15,9 @@ _CHUNK = 2**20  # Bytes that are read at once.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def in_bucket(path: str) -> bool:
+def in_bucket(path: str | os.PathLike) -> bool:
   """Whether a path is in a bucket, where objects appear whole."""
-  return path.startswith('gs://')
+  return os.fspath(path).startswith('gs://')
 
 
 def absolute(path: str) -> str:
