@@ -194,7 +194,12 @@ def silence(is_known: Callable[[BaseException | None], object]) -> None:
 
   def is_hidden(error):
     # Of many writes of orbax, the first that fails closes the loop of the others.
-    return is_known(error) or 'Event loop is closed' in str(error)
+    # A signal may interrupt what Python cannot stop, such as the end of an object.
+    return (
+      is_known(error)
+      or isinstance(error, KeyboardInterrupt)
+      or 'Event loop is closed' in str(error)
+    )
 
   def unless_hidden(show, error_of):
     return lambda *args: None if is_hidden(error_of(*args)) else show(*args)
